@@ -1,0 +1,36 @@
+"""What all wire models share: strict input, open output, and how versions are written."""
+
+from typing import Annotated
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
+
+
+class Input(BaseModel):
+    """A body that a client sends: unknown fields are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Output(BaseModel):
+    """A body that Graft answers with: clients must tolerate new fields."""
+
+    model_config = ConfigDict(frozen=True)
+
+
+def _parse_version(value: object) -> object:
+    """Accept `7` and `"7"`; leave everything else for pydantic to refuse."""
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= 18:
+        return int(value)
+    return value
+
+
+Version = Annotated[
+    int,
+    BeforeValidator(_parse_version),
+    Field(strict=True, ge=0, lt=10**18),
+    PlainSerializer(str, return_type=str, when_used="json"),
+]
+"""A weight version: decimal, only grows; a string in output, string or number in input."""
+
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+"""A BLAKE3 digest, 64 lower-case hex digits."""
