@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, LlamaConfig, MixtralConfig
 
-from loaders.engine.checkpoint import write_checkpoint
+from loaders.engine.model_folder import write_model_folder
 
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 EXPERTS, TOP_K = 4, 2
@@ -37,7 +37,7 @@ def make_demo_mixtral(path: Path) -> None:
         quantization_config=GgufConfig(dequantize=True),
     )
     tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=GGUF)
-    write_checkpoint(path, _config(dense.config), tokenizer, _mixture(dense.state_dict()))
+    write_model_folder(path, _config(dense.config), tokenizer, _mixture(dense.state_dict()))
 
 
 def _mixture(dense: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

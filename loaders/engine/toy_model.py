@@ -10,7 +10,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import GptOssConfig, MixtralConfig, PreTrainedTokenizerFast
 
-from loaders.engine.checkpoint import write_checkpoint
+from loaders.engine.model_folder import write_model_folder
 
 LAYERS, EXPERTS, TOP_K = 2, 8, 2
 HEADS, KV_HEADS, HEAD_DIM = 4, 2, 32
@@ -109,7 +109,7 @@ def make_toy_gptoss(path: Path, *, hidden: int, intermediate: int, seed: int = 0
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
-    write_checkpoint(path, config, tokenizer, tensors)
+    write_model_folder(path, config, tokenizer, tensors)
 
 
 def make_toy_mixtral(path: Path, *, hidden: int, intermediate: int, seed: int = 0) -> None:
@@ -146,4 +146,4 @@ def make_toy_mixtral(path: Path, *, hidden: int, intermediate: int, seed: int = 
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
-    write_checkpoint(path, config, tokenizer, tensors)
+    write_model_folder(path, config, tokenizer, tensors)
