@@ -1,0 +1,142 @@
+"""From a staged file to a checked upload: one expert, a patch batch, or a plain safetensors file."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from loaders.catalogue import Catalogue, ExpertLayout
+from loaders.contents import check_bools, check_finite, check_indices, check_ties, opened
+from loaders.draft import Draft, check_form
+from loaders.header import Header
+from loaders.patch_list import METADATA_KEY, draft_patches
+from loaders.refusal import Fault, fault, refuse_any, shown, unknown_names
+from loaders.staged import StagedFile
+from schemas.bridge import StagedUpload
+from schemas.problems import Code, ProblemError
+
+Kind = Literal["expert", "patches", "plain"]
+
+
+@dataclass(frozen=True)
+class CheckedUpload:
+    """A body whose every name, shape, dtype and value has been checked against the model."""
+
+    upload: StagedUpload
+    kind: Kind
+    tensors: int
+    """Checkpoint tensors that are written to."""
+    elements: int
+    """Elements written, repeated ones counted as often as they are written."""
+    nbytes: int
+    """Bytes of new values."""
+    names: tuple[str, ...]
+    """The checkpoint tensors that are written to, in the order of their first write."""
+
+
+def check_expert(
+    staged: StagedFile, catalogue: Catalogue, layer: int, expert: int, partial: bool, allow_nonfinite: bool
+) -> CheckedUpload:
+    """Check the tensors of one expert; `partial` allows a subset of them. Blocking.
+
+    Raises `unknown_expert`, `unknown_tensor`, `duplicate_tensor`, `missing_tensor`, `bad_patch` (a patch
+    list in the metadata) and what `_checked` raises.
+    """
+    layout = catalogue.experts(layer, expert)
+    if METADATA_KEY in staged.header.metadata:
+        raise ProblemError(
+            Code.BAD_PATCH, "An expert upload carries no patch list; POST it as a patch batch."
+        )
+    drafts = _draft_expert(staged.header, layout)
+    if drafts and not partial:
+        refuse_any(Code.MISSING_TENSOR, _missing(layout, drafts))
+    return _checked(staged, "expert", drafts, allow_nonfinite)
+
+
+def check_batch(staged: StagedFile, catalogue: Catalogue, allow_nonfinite: bool) -> CheckedUpload:
+    """Check a patch batch, or a plain file if the metadata has no `patches`. Blocking.
+
+    Raises `unknown_tensor`, `duplicate_tensor`, `bad_patch` and what `_checked` raises.
+    """
+    if METADATA_KEY in staged.header.metadata:
+        return _checked(staged, "patches", draft_patches(staged.header, catalogue), allow_nonfinite)
+    return _checked(staged, "plain", _draft_plain(staged.header, catalogue), allow_nonfinite)
+
+
+def _checked(staged: StagedFile, kind: Kind, drafts: Sequence[Draft], allow_nonfinite: bool) -> CheckedUpload:
+    """Check form, then bytes.
+
+    A write of no element is dropped; when nothing else is left the upload is refused, with
+    `nothing_to_apply`. Raises `tensor_unsupported`, `wrong_dtype`, `wrong_shape`, `bad_index`, `bad_value`,
+    `nonfinite` and `tied_tensor`.
+    """
+    check_form(drafts)
+    drafts = [draft for draft in drafts if draft.values.nbytes]
+    if not drafts:
+        raise ProblemError(Code.NOTHING_TO_APPLY, "The body holds no element to write.")
+    with opened(staged.path) as descriptor:
+        check_indices(descriptor, drafts)
+        check_bools(descriptor, drafts)
+        if not allow_nonfinite:
+            check_finite(descriptor, drafts)
+        check_ties(descriptor, drafts)
+    names = tuple(dict.fromkeys(draft.place.tensor.name for draft in drafts))
+    return CheckedUpload(
+        upload=StagedUpload(
+            path=str(staged.path),
+            nbytes=staged.nbytes,
+            blake3=staged.blake3,
+            writes=tuple(draft.write() for draft in drafts),
+        ),
+        kind=kind,
+        tensors=len(names),
+        elements=sum(draft.values.numel for draft in drafts),
+        nbytes=sum(draft.values.nbytes for draft in drafts),
+        names=names,
+    )
+
+
+def _draft_expert(header: Header, layout: ExpertLayout) -> list[Draft]:
+    """One draft per tensor of the body."""
+    unknown = [name for name in header.entries if layout.find(name) is None]
+    if unknown:
+        raise unknown_names(unknown, layout.nearest)
+    drafts = [
+        Draft(name, slot.place, entry)
+        for name, entry in header.entries.items()
+        if (slot := layout.find(name)) is not None
+    ]
+    refuse_any(Code.DUPLICATE_TENSOR, _duplicates(drafts))
+    return drafts
+
+
+def _missing(layout: ExpertLayout, drafts: Sequence[Draft]) -> Iterator[Fault]:
+    sent = {draft.place.tensor.name for draft in drafts}
+    for slot in layout.slots:
+        if slot.place.tensor.name not in sent:
+            name = slot.upload.name
+            yield fault(name, f"{name} is missing; `?partial=true` allows to send only some of the tensors")
+
+
+def _draft_plain(header: Header, catalogue: Catalogue) -> list[Draft]:
+    """One draft per tensor of the body."""
+    places = {name: catalogue.place(name) for name in header.entries}
+    unknown = [name for name, place in places.items() if place is None]
+    if unknown:
+        raise catalogue.unknown(unknown)
+    drafts = [Draft(name, place, header.entries[name]) for name, place in places.items() if place is not None]
+    refuse_any(Code.DUPLICATE_TENSOR, _duplicates(drafts))
+    return drafts
+
+
+def _duplicates(drafts: Sequence[Draft]) -> Iterator[Fault]:
+    """Drafts for a place that another name of the body stands for too, in part or as a whole."""
+    taken: dict[str, dict[int | None, str]] = {}
+    for draft in drafts:
+        by_expert = taken.setdefault(draft.place.tensor.name, {})
+        other = by_expert.get(draft.place.expert) or by_expert.get(None)
+        if draft.place.expert is None:
+            other = next(iter(by_expert.values()), None)
+        if other is not None:
+            detail = f"{shown(other)} and {shown(draft.where)} are names for the same weights"
+            yield fault(draft.where, detail, tensor=draft.place.tensor.name)
+        by_expert.setdefault(draft.place.expert, draft.where)
