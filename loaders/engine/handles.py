@@ -1,0 +1,21 @@
+"""Opaque kernel handles: packed weights behind a pointer, exchanged in place.
+
+vLLM's CPU linears may run from a oneDNN primitive that holds a packed copy of the
+weight. The kernel finds it through an 8-byte tensor, so exchanging the contents of
+two such tensors exchanges the weights, and doing it again brings them back. Seen
+on vLLM 0.32.0; the closure that calls the kernel is not touched.
+"""
+
+from vllm._custom_ops import CPUDNNLGEMMHandler
+
+
+def swap(live: CPUDNNLGEMMHandler, spare: CPUDNNLGEMMHandler) -> None:
+    """Exchange what two handles of one shape point to; each still frees what it then holds.
+
+    Raises ValueError if the shapes differ.
+    """
+    if (live.n, live.k) != (spare.n, spare.k):
+        raise ValueError(f"handle shapes differ: {(live.n, live.k)} and {(spare.n, spare.k)}")
+    pointer = live.handler_tensor.clone()
+    live.handler_tensor.copy_(spare.handler_tensor)
+    spare.handler_tensor.copy_(pointer)

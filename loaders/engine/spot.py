@@ -1,0 +1,132 @@
+"""Spots: where the elements of a parameter stand in a runtime tensor after processing.
+
+Processing may leave a parameter as it was, or repack it by a fixed injection
+(permutation with constant padding). The injection is learned by running the
+processing on index codes, and is the same for every expert.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+_CODE_BITS = 32
+
+
+class NotAnInjection(Exception):
+    """The processing does not just move elements of this parameter."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Spot:
+    """Element `i` of a parameter is element `position(i)` of the runtime tensor at `path`.
+
+    Both are counted in row-major order. The map repeats every `src_block` elements,
+    advancing by `dst_block` (an expert each); within a block it is `table`, or the
+    identity if that is None.
+    """
+
+    path: str
+    src_block: int
+    dst_block: int
+    table: torch.Tensor | None = None
+
+    @property
+    def is_identity(self) -> bool:
+        """Whether the parameter stands in the runtime tensor as it is."""
+        return self.table is None and self.src_block == self.dst_block
+
+    def positions(self, elements: torch.Tensor) -> torch.Tensor:
+        """Runtime positions of parameter elements, both int64 [n]."""
+        if self.is_identity:
+            return elements
+        block = torch.div(elements, self.src_block, rounding_mode="floor")
+        inner = elements - block * self.src_block
+        if self.table is not None:
+            inner = self.table[inner].to(torch.int64)
+        return block * self.dst_block + inner
+
+
+def identity(path: str, numel: int) -> Spot:
+    """The spot of a parameter that processing leaves alone."""
+    return Spot(path, max(numel, 1), max(numel, 1))
+
+
+Processing = Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]
+"""Parameters in, runtime tensors by path out."""
+
+
+def learn_spots(
+    shapes: dict[str, tuple[tuple[int, ...], torch.dtype]], blocks: int, process: Processing
+) -> dict[str, list[Spot]]:
+    """Learn where each parameter's elements go by processing index codes.
+
+    Codes start at 1, so that constants (zero padding) read as 0. They are fed in as
+    many passes as the dtype needs to carry 32 bits. `blocks` is the number of
+    experts along the first dimension (1 without experts).
+
+    Raises NotAnInjection if elements are combined, dropped or duplicated.
+    """
+    bases: dict[str, int] = {}
+    total = 0
+    for name, (shape, _) in shapes.items():
+        bases[name] = total
+        total += _numel(shape)
+    passes = max(_CODE_BITS // (8 * dtype.itemsize) for _, dtype in shapes.values())
+    seen = [
+        process({name: _code(bases[name], shapes[name], step) for name in shapes}) for step in range(passes)
+    ]
+    spots: dict[str, list[Spot]] = {name: [] for name in shapes}
+    for path in seen[0]:
+        codes = _decode([tensors[path] for tensors in seen])
+        for name, (shape, _) in shapes.items():
+            spot = _spot(path, codes, bases[name], _numel(shape), blocks)
+            if spot is not None:
+                spots[name].append(spot)
+    return spots
+
+
+def _numel(shape: tuple[int, ...]) -> int:
+    return int(torch.Size(shape).numel())
+
+
+_INTS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def _code(base: int, spec: tuple[tuple[int, ...], torch.dtype], step: int) -> torch.Tensor:
+    shape, dtype = spec
+    bits = 8 * dtype.itemsize
+    codes = torch.arange(base + 1, base + 1 + _numel(shape), dtype=torch.int64)
+    part = (codes >> (bits * step)) & ((1 << bits) - 1) if bits * step < _CODE_BITS else codes * 0
+    if bits < 64 and dtype.itemsize > 1:
+        part = torch.where(part >= 1 << (bits - 1), part - (1 << bits), part)
+    return part.to(_INTS[dtype.itemsize]).view(dtype).reshape(shape)
+
+
+def _decode(parts: list[torch.Tensor]) -> torch.Tensor:
+    bits = 8 * parts[0].element_size()
+    codes = torch.zeros(parts[0].numel(), dtype=torch.int64)
+    for step, part in enumerate(parts[: max(1, _CODE_BITS // bits)]):
+        words = part.contiguous().reshape(-1).view(_INTS[part.element_size()]).to(torch.int64)
+        codes |= (words & ((1 << min(bits, _CODE_BITS)) - 1)) << (bits * step)
+    return codes
+
+
+def _spot(path: str, codes: torch.Tensor, base: int, numel: int, blocks: int) -> Spot | None:
+    standing = ((codes > base) & (codes <= base + numel)).nonzero().squeeze(1)
+    if standing.numel() == 0:
+        return None
+    if standing.numel() != numel:
+        raise NotAnInjection(f"{path} holds {standing.numel()} of {numel} elements")
+    table = torch.full((numel,), -1, dtype=torch.int64)
+    table[codes[standing] - base - 1] = standing
+    if bool((table < 0).any()):
+        raise NotAnInjection(f"{path} holds some elements twice")
+    src_block, dst_block = numel // blocks, codes.numel() // blocks
+    first = table[:src_block]
+    steps = torch.arange(blocks).repeat_interleave(src_block) * dst_block
+    if not bool(torch.equal(table, first.repeat(blocks) + steps)):
+        raise NotAnInjection(f"{path} treats experts differently")
+    if bool(torch.equal(first, torch.arange(src_block))):
+        return Spot(path, src_block, dst_block)
+    return Spot(path, src_block, dst_block, first.to(torch.int32))

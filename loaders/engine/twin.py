@@ -1,0 +1,76 @@
+"""The twin: the served model built once more on the meta device, in checkpoint format for ever.
+
+Its parameters take no memory and keep the shapes and loaders that vLLM's
+`load_weights` expects, while the live model's have been repacked or removed by
+`process_weights_after_loading`.
+"""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+from vllm.config import CompilationMode, VllmConfig
+from vllm.model_executor.model_loader.utils import initialize_model
+from vllm.utils.torch_utils import set_default_torch_dtype
+
+_FACTORIES: frozenset[Callable[..., Any]] = frozenset(
+    {torch.empty, torch.zeros, torch.ones, torch.rand, torch.randn, torch.empty_strided, torch.full}
+)
+
+
+class _FactoriesOnMeta(TorchFunctionMode):
+    """Send tensor factories to the meta device, but for integers.
+
+    `torch.device("meta")` as a context would also catch the expert maps of expert
+    parallelism, whose construction calls `nonzero` and `item` on what it made.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        dtype = kwargs.get("dtype") or torch.get_default_dtype()
+        integral_map = func is torch.full or not _holds_weights(dtype)
+        if func in _FACTORIES and not integral_map:
+            kwargs["device"] = "meta"
+        return func(*args, **kwargs)
+
+
+def _holds_weights(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point or dtype in (torch.uint8, torch.int8, torch.int32)
+
+
+def build_twin(vllm_config: VllmConfig, live: nn.Module) -> nn.Module:
+    """Build the twin of `live`.
+
+    Nothing that vLLM keeps per model is shared: the compilation config gets its own
+    registries of layers and the quantisation config is a copy.
+
+    Raises RuntimeError if the twin shares a parameter or a module that has
+    parameters with the live model.
+    """
+    config = copy.copy(vllm_config)
+    config.compilation_config = copy.copy(vllm_config.compilation_config)
+    config.compilation_config.mode = CompilationMode.NONE
+    config.compilation_config.static_forward_context = {}
+    config.compilation_config.static_all_moe_layers = []
+    config.quant_config = copy.deepcopy(vllm_config.quant_config)
+    with set_default_torch_dtype(vllm_config.model_config.dtype), _FactoriesOnMeta():
+        twin = initialize_model(vllm_config=config, model_config=vllm_config.model_config)
+    _refuse_sharing(twin, live)
+    return twin
+
+
+def _refuse_sharing(twin: nn.Module, live: nn.Module) -> None:
+    """vLLM caches rotary modules process-wide; those hold no parameters and are allowed."""
+    live_modules = {id(module) for module in live.modules()}
+    for name, module in twin.named_modules():
+        if id(module) in live_modules and any(True for _ in module.parameters()):
+            raise RuntimeError(f"the twin shares module {name} with the live model")
+    live_parameters = {id(parameter) for parameter in live.parameters()}
+    for name, parameter in twin.named_parameters():
+        if id(parameter) in live_parameters or not parameter.is_meta:
+            raise RuntimeError(f"the twin's parameter {name} is not its own")

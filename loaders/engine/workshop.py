@@ -1,0 +1,165 @@
+"""The workshop: materialised copies of twin modules, processed as vLLM would, and probed.
+
+What is learned here (where elements go, whether a patch equals a reload) is learned
+from vLLM's own processing and kernels, on modules that serve nobody. Runs vLLM
+code, so only in the worker's main thread.
+"""
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import MethodType
+from typing import TypeVar
+
+import torch
+from torch import nn
+from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
+from vllm.model_executor.layers.linear import LinearBase
+from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
+from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+from vllm.utils.torch_utils import set_default_torch_dtype
+
+T = TypeVar("T")
+
+Values = dict[str, torch.Tensor]
+"""Parameter name (within the module) → all its elements, in the twin's shape."""
+
+
+class NoProbe(Exception):
+    """There is no known way to run this kind of module on its own."""
+
+
+class Workshop:
+    """Makes and runs private copies of twin modules."""
+
+    def __init__(self, vllm_config: VllmConfig) -> None:
+        self._config = vllm_config
+
+    @contextmanager
+    def _context(self) -> Iterator[None]:
+        dtype = self._config.model_config.dtype
+        with set_default_torch_dtype(dtype), set_current_vllm_config(self._config), torch.no_grad():
+            yield
+
+    def processed(self, twin: nn.Module, values: Values) -> nn.Module:
+        """A private copy of `twin` loaded with `values` and processed after loading.
+
+        `values` are given away: processing may write into them. The twin stays as it is.
+        """
+        clone = _materialised(twin, values)
+        method = quant_method(clone)
+        if method is not None:
+            with self._context():
+                method.process_weights_after_loading(clone)
+        return clone
+
+    def outputs(self, module: nn.Module, inputs: "Probe") -> list[torch.Tensor]:
+        """Outputs of the module's kernels on fixed inputs."""
+        with self._context():
+            return inputs(module)
+
+
+Probe = Callable[[nn.Module], list[torch.Tensor]]
+"""Runs a module on fixed inputs."""
+
+
+def quant_method(module: nn.Module) -> QuantizeMethodBase | None:
+    """The method that processes and applies the module's weights, if it has one."""
+    method = getattr(module, "quant_method", None)
+    return method if isinstance(method, QuantizeMethodBase) else None
+
+
+def _materialised(twin: nn.Module, values: Values) -> nn.Module:
+    clone = _shallow(twin)
+    clone._buffers = dict(twin._buffers)
+    clone._modules = dict(twin._modules)
+    clone._parameters = {
+        name: None if meta is None else _parameter(meta, values[name])
+        for name, meta in twin._parameters.items()
+    }
+    method = quant_method(twin)
+    if method is not None:
+        clone.quant_method = _shallow(method)
+    return clone
+
+
+def _shallow(original: T) -> T:
+    """A copy with attributes of its own; bound methods kept in attributes are bound to the copy."""
+    clone = copy.copy(original)
+    clone.__dict__ = {
+        name: MethodType(value.__func__, clone)
+        if isinstance(value, MethodType) and value.__self__ is original
+        else value
+        for name, value in vars(original).items()
+    }
+    return clone
+
+
+def _parameter(meta: nn.Parameter, value: torch.Tensor) -> nn.Parameter:
+    """`value` dressed as the twin's parameter: its class and loader attributes."""
+    parameter = nn.Parameter(value, requires_grad=False)
+    parameter.__class__ = meta.__class__
+    parameter.__dict__ = dict(meta.__dict__)
+    return parameter
+
+
+def probe_for(twin: nn.Module, experts: int, seed: int = 0) -> Probe:
+    """A probe that drives every kernel of this kind of module.
+
+    Inputs are drawn from `seed` alone, so outputs of two modules can be compared.
+    `experts` is how many experts the probed copies hold, where there are any.
+
+    Raises NoProbe if the class of the module is not known.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    if isinstance(twin, RoutedExperts):
+        return _experts_probe(twin, generator, experts)
+    if isinstance(twin, VocabParallelEmbedding):
+        return _embedding_probe(twin, generator)
+    if isinstance(twin, LinearBase):
+        return _linear_probe(twin, generator)
+    raise NoProbe(f"no probe is known for {type(twin).__name__}")
+
+
+def _random(generator: torch.Generator, rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.randn(rows, columns, generator=generator, dtype=torch.float32).to(dtype)
+
+
+def _linear_probe(twin: LinearBase, generator: torch.Generator) -> Probe:
+    x = _random(generator, 8, twin.weight.shape[1], twin.weight.dtype)
+
+    def run(module: nn.Module) -> list[torch.Tensor]:
+        bias = module._parameters.get("bias")
+        return [module.quant_method.apply(module, x, bias)]
+
+    return run
+
+
+def _embedding_probe(twin: VocabParallelEmbedding, generator: torch.Generator) -> Probe:
+    rows, columns = twin.weight.shape
+    ids = torch.randint(rows, (16,), generator=generator)
+    x = _random(generator, 8, columns, twin.weight.dtype)
+
+    def run(module: nn.Module) -> list[torch.Tensor]:
+        return [module.quant_method.embedding(module, ids), module.quant_method.apply(module, x)]
+
+    return run
+
+
+def _experts_probe(twin: RoutedExperts, generator: torch.Generator, experts: int) -> Probe:
+    hidden = twin.hidden_size
+    x = _random(generator, 8, hidden, twin.w13_weight.dtype)
+    top = min(2, experts)
+    ids = torch.stack([torch.randperm(experts, generator=generator)[:top] for _ in range(8)])
+    weights = torch.rand(8, top, generator=generator)
+    logits = _random(generator, 8, experts, torch.float32)
+
+    def run(module: nn.Module) -> list[torch.Tensor]:
+        method = module.quant_method
+        if method.is_monolithic:
+            return [method.apply_monolithic(module, x.clone(), logits)]
+        out = method.apply(module, x.clone(), weights, ids.to(torch.int32), None, None)
+        return [out]
+
+    return run
