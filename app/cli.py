@@ -1,0 +1,163 @@
+"""The command line: `graft serve`, `graft demo-model`, `graft health`."""
+
+import asyncio
+import os
+from importlib.metadata import version as installed
+from pathlib import Path
+from typing import Annotated
+
+import click
+import httpx
+import typer
+from pydantic import ValidationError
+from rich.console import Console
+
+from app.access import load_token
+from app.demo import DemoModelError, make_demo_model
+from app.listen import AddressError, url_of
+from app.main import create_app
+from app.serve import ManagedEngine, Service
+from app.settings import Settings
+from app.supervisor import SECRET_VARIABLE, EngineStartError, engine_command
+from app.supported import UnsupportedVllmError, installed_vllm
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Change the weights of a live vLLM server, and put them back.",
+)
+
+
+def main() -> None:
+    """Entry point of the `graft` command."""
+    app()
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"graft {installed('graft-vllm')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def serve(
+    model: Annotated[str | None, typer.Argument(help="Checkpoint folder, or a name that vLLM knows.")] = None,
+    vllm_args: Annotated[
+        list[str] | None, typer.Argument(metavar="[-- VLLM-ARGS…]", help="Goes to vLLM as it is.")
+    ] = None,
+    host: Annotated[str | None, typer.Option(help="Where the admin listens.  [127.0.0.1]")] = None,
+    port: Annotated[int | None, typer.Option(help="Port of the admin.  [8001]")] = None,
+    engine_host: Annotated[
+        str, typer.Option(envvar="GRAFT_ENGINE_HOST", help="Where vLLM listens.")
+    ] = "127.0.0.1",
+    engine_port: Annotated[int, typer.Option(envvar="GRAFT_ENGINE_PORT", help="Port of vLLM.")] = 8000,
+    state_dir: Annotated[
+        Path | None, typer.Option(help="Folder for staged uploads, the engine's log and secret.  [.graft]")
+    ] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL", envvar="GRAFT_ENGINE_URL", help="Attach to this vLLM instead of starting one."
+        ),
+    ] = None,
+    engine_secret_file: Annotated[
+        Path | None, typer.Option(envvar=SECRET_VARIABLE, help="Secret of the attached vLLM's bridge.")
+    ] = None,
+) -> None:
+    """Run the admin service and, unless --engine is given, the vLLM server that it changes.
+
+    GRAFT_… variables set what has no option here.
+    """
+    given = {"host": host, "port": port, "state_dir": state_dir}
+    if engine is not None:
+        if model is not None:
+            raise typer.BadParameter("give either a MODEL to serve or --engine to attach to, not both")
+        if engine_secret_file is None:
+            raise typer.BadParameter("--engine needs --engine-secret-file")
+        settings = _settings(**given, engine_url=engine, engine_secret_file=engine_secret_file)
+        raise typer.Exit(_run(settings, None))
+    if model is None:
+        raise typer.BadParameter("give a MODEL to serve, or --engine to attach to")
+    settings = _settings(**given, engine_url=url_of(engine_host, engine_port))
+    state = settings.state_dir.absolute()
+    secret_file = state / "engine.secret"
+    try:
+        command = engine_command(
+            model,
+            host=engine_host,
+            port=engine_port,
+            vllm_args=vllm_args or (),
+            secret_file=secret_file,
+            log=state / "engine.log",
+            vllm=installed_vllm(),
+            environ=os.environ,
+        )
+    except (UnsupportedVllmError, EngineStartError) as error:
+        raise _Refused(str(error)) from error
+    managed = ManagedEngine(model, engine_host, engine_port, secret_file, command)
+    raise typer.Exit(_run(settings.model_copy(update={"engine_secret_file": secret_file}), managed))
+
+
+@app.command()
+def demo_model(folder: Annotated[Path, typer.Argument(help="Where to put the model.")]) -> None:
+    """Make the demo model: a small Mixtral that answers in English. Nothing if it is there."""
+    typer.echo(f"demo model: {folder}")
+    try:
+        make_demo_model(folder)
+    except DemoModelError as error:
+        raise _Refused(f"the demo model could not be made:\n{error}") from error
+
+
+@app.command()
+def health() -> None:
+    """End with status 0 if the service of GRAFT_HOST and GRAFT_PORT is ready, else 1 (for containers)."""
+    settings = _settings()
+    token = _token(settings)
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    try:
+        answer = httpx.get(f"{url_of(settings.host, settings.port)}/health/ready", headers=headers, timeout=5)
+    except httpx.HTTPError as error:
+        raise _Refused(f"no answer: {error}") from error
+    typer.echo(answer.text)
+    raise typer.Exit(0 if answer.status_code == httpx.codes.OK else 1)
+
+
+class _Refused(click.ClickException):
+    """Ends the command with status 1 and a message."""
+
+
+def _settings(**given: object) -> Settings:
+    """Settings from the environment, with those on top that were given on the command line."""
+    try:
+        return Settings.model_validate({name: value for name, value in given.items() if value is not None})
+    except ValidationError as error:
+        causes = [f"GRAFT_{str(e['loc'][0]).upper()}: {e['msg']}" for e in error.errors()]
+        raise _Refused("\n".join(causes)) from error
+
+
+def _token(settings: Settings) -> str | None:
+    try:
+        return load_token(settings)
+    except (ValueError, OSError) as error:
+        raise _Refused(str(error)) from error
+
+
+def _run(settings: Settings, engine: ManagedEngine | None) -> int:
+    if _token(settings) is None:
+        typer.echo(f"no token is set: every process on this machine can change the weights ({settings.host})")
+    settings.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    service = Service(create_app(settings), settings, engine, Console())
+    try:
+        return asyncio.run(service.run())
+    except AddressError as error:
+        raise _Refused(str(error)) from error

@@ -1,0 +1,143 @@
+"""The vLLM server as a child: how it is started, followed, and ended within a bound."""
+
+import asyncio
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from app.supported import InstalledVllm
+
+ENTRY = "vllm.entrypoints.launchers.api_server.entry"
+EXTENSION = "loaders.engine.worker.GraftWorker"
+PLUGIN = "graft"
+SECRET_VARIABLE = "GRAFT_ENGINE_SECRET_FILE"  # noqa: S105 - the name of a variable
+OWNED_FLAGS = ("--model", "--host", "--port", "--worker-extension-cls")
+"""vLLM's flags that Graft sets itself."""
+
+
+class EngineStartError(Exception):
+    """The engine cannot be started as asked; the text says why."""
+
+
+@dataclass(frozen=True)
+class EngineCommand:
+    """What to run, in which environment, and where its output goes."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    log: Path
+
+
+def engine_command(
+    model: str,
+    *,
+    host: str,
+    port: int,
+    vllm_args: Sequence[str],
+    secret_file: Path,
+    log: Path,
+    vllm: InstalledVllm,
+    environ: Mapping[str, str],
+) -> EngineCommand:
+    """The command line and environment that make a vLLM server Graft's engine.
+
+    Raises EngineStartError if `vllm_args` set what Graft sets.
+    """
+    for argument in vllm_args:
+        flag = argument.partition("=")[0].replace("_", "-")
+        if flag in OWNED_FLAGS:
+            raise EngineStartError(f"{flag} is set by Graft: use the options of `graft serve` instead")
+    argv = [sys.executable, "-m", ENTRY, "--model", model, "--served-model-name", model]
+    argv += ["--host", host, "--port", str(port), "--worker-extension-cls", EXTENSION]
+    if "--enforce-eager" not in vllm_args and not _compiler(environ):
+        argv.append("--enforce-eager")
+    return EngineCommand((*argv, *vllm_args), _environment(environ, secret_file, vllm), log)
+
+
+def _compiler(environ: Mapping[str, str]) -> str | None:
+    """The C++ compiler that torch.compile would use, if there is one."""
+    names = [name for name in (environ.get("CXX"), "g++", "c++") if name]
+    found = (shutil.which(name, path=environ.get("PATH")) for name in names)
+    return next((path for path in found if path), None)
+
+
+def _environment(environ: Mapping[str, str], secret_file: Path, vllm: InstalledVllm) -> dict[str, str]:
+    env = dict(environ)
+    plugins = [name for name in env.get("VLLM_PLUGINS", "").split(",") if name]
+    env["VLLM_PLUGINS"] = ",".join(dict.fromkeys([*plugins, PLUGIN]))
+    env[SECRET_VARIABLE] = str(secret_file)
+    # It would open routes that change weights to all who reach the inference port.
+    env.pop("VLLM_SERVER_DEV_MODE", None)
+    # The admin's token is not the engine's business.
+    env.pop("GRAFT_TOKEN", None)
+    if vllm.cpu:
+        env.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+    return env
+
+
+def make_secret(path: Path) -> None:
+    """Put a new random secret into `path`, readable by this user alone."""
+    path.unlink(missing_ok=True)
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(handle, "w", encoding="ascii") as file:
+        file.write(secrets.token_urlsafe(32))
+
+
+class Supervisor:
+    """One run of the engine, as a process group of its own."""
+
+    def __init__(self, command: EngineCommand) -> None:
+        self._command = command
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> None:
+        """Start the child with its output going to the log file, which is begun anew."""
+        with self._command.log.open("wb") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *self._command.argv,
+                env=self._command.env,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                # Ctrl-C in a terminal reaches Graft alone, which then ends the engine in order.
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        """Process id of the child, which is also the id of its group."""
+        return self._running.pid
+
+    async def wait(self) -> int:
+        """Exit status of the child once it has ended."""
+        return await self._running.wait()
+
+    async def stop(self, grace_s: float) -> None:
+        """End the whole group: SIGTERM, and SIGKILL to whoever is left after `grace_s` seconds.
+
+        Does nothing if the child was never started.
+        """
+        if self._process is None:
+            return
+        self._signal(signal.SIGTERM)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._process.wait(), grace_s)
+        # Workers can outlive the API server, so this is right after its end too.
+        self._signal(signal.SIGKILL)
+        await self._process.wait()
+
+    def _signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, number)
+
+    @property
+    def _running(self) -> asyncio.subprocess.Process:
+        if self._process is None:
+            raise RuntimeError("the engine was not started")
+        return self._process
