@@ -110,9 +110,9 @@ class HeaderFeed:
         self._buffer += chunk[: self._need - len(self._buffer)]
         return len(self._buffer) == self._need
 
-    def check_ended(self) -> None:
-        """Raises `header_length`: the stream ended before its header did."""
-        _check_fits(self._need or PREFIX_NBYTES, len(self._buffer))
+    def ended(self) -> ProblemError:
+        """The refusal if the stream ends now, before its header is complete."""
+        return _ends_early(self._need or PREFIX_NBYTES, len(self._buffer))
 
     def header(self) -> Header:
         """Parse what was collected; blocking. Raises as `parse_header`."""
@@ -138,12 +138,16 @@ def parse_header(prefix: bytes | bytearray, limits: HeaderLimits) -> Header:
 def _check_fits(expected: int, received: int) -> None:
     """Refuse a body that ends before its header does."""
     if received < expected:
-        raise ProblemError(
-            Code.HEADER_LENGTH,
-            f"The body ends inside its header: that takes {expected} bytes, but the body has {received}.",
-            expected=expected,
-            received=received,
-        )
+        raise _ends_early(expected, received)
+
+
+def _ends_early(expected: int, received: int) -> ProblemError:
+    return ProblemError(
+        Code.HEADER_LENGTH,
+        f"The body ends inside its header: that takes {expected} bytes, but the body has {received}.",
+        expected=expected,
+        received=received,
+    )
 
 
 def _parse_object(raw: bytes | bytearray) -> dict[str, object]:
