@@ -162,6 +162,10 @@ class Correspondence:
         if length % s == 0:
             first = max(0, -(-(begin - src.offset) // s))
             last = min(n, -(-(begin + length - src.offset) // s))
+            if _crosses(begin - src.offset, s, inner_end) or _crosses(
+                begin + length - src.offset, s, inner_end
+            ):
+                raise ValueError("a row of the region crosses two slices")
             if first >= last:
                 return None
             size = (last - first, *src.size[1:])
@@ -170,6 +174,11 @@ class Correspondence:
                 Layout(dst.offset + first * d, size, dst.stride),
             )
         raise ValueError("slices do not fall on the region's rows")
+
+
+def _crosses(boundary: int, stride: int, extent: int) -> bool:
+    """Whether a row of `extent` positions at some multiple of `stride` lies on both sides."""
+    return boundary % stride != 0 and extent > boundary % stride
 
 
 def _require_nested(layout: Layout) -> None:

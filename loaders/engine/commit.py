@@ -1,0 +1,116 @@
+"""Phase two over all ranks: one pause in which all of them change or none does."""
+
+import logging
+import time
+from typing import Any
+
+from loaders.engine.rpc import Answer
+from loaders.engine.rpc_client import Workers
+from schemas.bridge import CommitRequest, CommitResult, KeyRequest, Outcome, RankReport
+from schemas.problems import Code, ProblemError
+
+_log = logging.getLogger(__name__)
+
+
+class Commit:
+    """One commit: pause, apply, check, reset caches, stamp the version, resume."""
+
+    def __init__(self, engine: Any, workers: Workers, request: CommitRequest) -> None:
+        self._engine = engine
+        self._core = engine.engine_core
+        self._workers = workers
+        self._request = request
+        self._reports: tuple[RankReport, ...] = ()
+        self._caches: dict[str, str] = {}
+        self._detail: str | None = None
+        self._times = {"pause": 0.0, "apply": 0.0, "resume": 0.0}
+
+    async def run(self) -> CommitResult:
+        """Carry it out. Generation resumes on every way out but one: outcome `unknown`."""
+        outcome = Outcome.UNKNOWN
+        try:
+            await self._timed("pause", self._core.pause_scheduler_async(mode="keep", clear_cache=False))
+            outcome = await self._timed("apply", self._apply_or_undo())
+        except Exception as error:  # noqa: BLE001 - the engine may be gone; what it holds is then unknown
+            _log.exception("commit %s", self._request.key)
+            self._detail = f"{type(error).__name__}: {error}"
+        finally:
+            if outcome is not Outcome.UNKNOWN:
+                await self._timed("resume", self._core.resume_scheduler_async())
+        if outcome is not Outcome.UNKNOWN:
+            settle = KeyRequest(nonce=self._request.nonce, key=self._request.key)
+            await self._workers.ask("graft_settle", settle.model_dump_json())
+        return CommitResult(
+            outcome=outcome,
+            ranks=self._reports,
+            pause_ms=self._times["pause"],
+            apply_ms=self._times["apply"],
+            resume_ms=self._times["resume"],
+            caches=self._caches,
+            in_flight="recomputed" if self._caches.get("prefix") == "reset" else "kept",
+            detail=self._detail,
+        )
+
+    async def _timed(self, step: str, awaitable: Any) -> Any:
+        started = time.perf_counter()
+        try:
+            return await awaitable
+        finally:
+            self._times[step] = 1e3 * (time.perf_counter() - started)
+
+    async def _apply_or_undo(self) -> Outcome:
+        answers = await self._workers.ask("graft_apply", self._request.model_dump_json())
+        self._reports = tuple(report_of(answer) for answer in answers)
+        if any(a.error and a.error.code is Code.STATE_UNKNOWN for a in answers):
+            self._detail = "a rank could not put back what it had overwritten"
+            return Outcome.UNKNOWN
+        if all(report.ok for report in self._reports) and await self._finish():
+            return Outcome.DONE
+        undone = await self._workers.ask("graft_undo", self._request.key)
+        if any(answer.error for answer in undone):
+            self._reports = tuple(report_of(answer) for answer in undone)
+            self._detail = "a rank could not undo the commit"
+            return Outcome.UNKNOWN
+        return Outcome.FAILED
+
+    async def _finish(self) -> bool:
+        """Caches and version, still in the pause; a failure means that the commit is undone."""
+        try:
+            await self._reset_caches()
+            await self._engine.update_weight_version(str(self._request.version))
+        except Exception as error:  # noqa: BLE001 - vLLM raises RuntimeError and its own kinds alike
+            _log.exception("resetting caches for %s", self._request.key)
+            self._detail = f"caches were not reset: {error}"
+            return False
+        return all(state != "failed" for state in self._caches.values())
+
+    async def _reset_caches(self) -> None:
+        """Running requests are preempted, so that their KV is computed again with the new weights."""
+        self._caches = {"prefix": "failed", "connector": "none", "encoder": "failed"}
+        if self._engine.vllm_config.kv_transfer_config is not None:
+            self._caches["connector"] = "failed"
+        done = await self._engine.reset_prefix_cache(reset_running_requests=True, reset_connector=True)
+        if done:
+            self._caches["prefix"] = "reset"
+            if self._caches["connector"] == "failed":
+                self._caches["connector"] = "reset"
+        else:
+            self._detail = "the prefix cache was not reset"
+        await self._engine.reset_mm_cache()
+        await self._engine.reset_encoder_cache()
+        self._caches["encoder"] = "reset"
+
+
+def report_of(answer: Answer) -> RankReport:
+    """A rank's report, made from its error if it has none."""
+    if answer.error is None and answer.value is not None:
+        return RankReport.model_validate(answer.value)
+    return RankReport(rank=answer.rank, boot=answer.boot, ok=answer.error is None, error=answer.error)
+
+
+def first_problem(answers: list[Answer]) -> ProblemError | None:
+    """The first rank's error as a refusal, if any rank has one."""
+    for answer in answers:
+        if answer.error is not None:
+            return ProblemError(answer.error.code, f"rank {answer.rank}: {answer.error.detail}")
+    return None

@@ -1,0 +1,104 @@
+"""Jobs: work that takes long runs in a thread, and hands what must run in the main thread to it.
+
+A worker answers RPCs between two steps of the model, so an RPC must not take long.
+It starts a job; later RPCs poll it, and each poll runs for a bounded while what the
+job has queued for the main thread (whatever runs vLLM code).
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+from typing import Any, Generic, TypeVar
+
+import torch
+
+R = TypeVar("R")
+
+
+class Abandoned(Exception):
+    """Nobody polls the job any more."""
+
+
+@dataclass(slots=True)
+class _Call:
+    function: Callable[[], Any]
+    done: threading.Event = field(default_factory=threading.Event)
+    result: Any = None
+    error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            self.result = self.function()
+        except BaseException as error:  # noqa: BLE001 - raised again in the job's thread
+            self.error = error
+        self.done.set()
+
+
+class MainThread:
+    """How a job reaches the worker's main thread."""
+
+    def __init__(self, patience_s: float) -> None:
+        self._patience_s = patience_s
+        self._queue: SimpleQueue[_Call] = SimpleQueue()
+
+    def call(self, function: Callable[[], R]) -> R:
+        """Run `function` in the main thread, at a later poll, and return what it returns.
+
+        Raises Abandoned if no poll comes in time, and what `function` raises.
+        """
+        call = _Call(function)
+        self._queue.put(call)
+        if not call.done.wait(self._patience_s):
+            raise Abandoned(f"not polled for {self._patience_s} s")
+        if call.error is not None:
+            raise call.error
+        result: R = call.result
+        return result
+
+    def serve(self, budget_s: float) -> None:
+        """Run queued calls until none is left or the time is used up; at least one."""
+        until = time.perf_counter() + budget_s
+        while True:
+            try:
+                call = self._queue.get(timeout=0.001)
+            except Empty:
+                return
+            call.run()
+            if time.perf_counter() >= until:
+                return
+
+
+class Job(Generic[R]):
+    """One piece of work in a thread of its own."""
+
+    def __init__(self, work: Callable[[MainThread], R], patience_s: float = 60.0) -> None:
+        self._main = MainThread(patience_s)
+        self._result: R | None = None
+        self._error: Exception | None = None
+        self._thread = threading.Thread(target=self._run, args=(work,), name="graft-job", daemon=True)
+        self._thread.start()
+
+    def _run(self, work: Callable[[MainThread], R]) -> None:
+        try:
+            with torch.no_grad():
+                self._result = work(self._main)
+        except Exception as error:  # noqa: BLE001 - reported by whoever polls
+            self._error = error
+
+    def poll(self, budget_s: float = 0.005) -> bool:
+        """Serve the job from the main thread for a while; whether it has ended."""
+        if self._thread.is_alive():
+            self._main.serve(budget_s)
+        return not self._thread.is_alive()
+
+    def result(self) -> R:
+        """What the ended job returned.
+
+        Raises what it raised.
+        """
+        if self._error is not None:
+            raise self._error
+        result: R = self._result  # type: ignore[assignment]  # set when there was no error
+        return result

@@ -1,0 +1,85 @@
+"""Moves: ready values and the exact runtime elements that they replace."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from blake3 import blake3
+
+from loaders.engine.layout import Layout
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scatter:
+    """Single elements at `positions`, int32 or int64 [n], without repeats."""
+
+    positions: torch.Tensor
+
+
+Place = Layout | Scatter
+"""Which elements of a flat target a move writes."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Move:
+    """Write `values` (flat, contiguous, private memory) to `place` in the target of that name."""
+
+    target: str
+    place: Place
+    values: torch.Tensor
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the move writes, which are also the bytes of its undo."""
+        return self.values.numel() * self.values.element_size()
+
+    def taken_from(self, flat: torch.Tensor) -> "Move":
+        """The move that puts back what `flat` holds now at the same place."""
+        return replace(self, values=read(flat, self.place))
+
+    def write(self, flat: torch.Tensor) -> None:
+        """Write the values into the flat target."""
+        if isinstance(self.place, Layout):
+            self.place.view(flat).copy_(self.values.view(self.place.size))
+        else:
+            flat[self.place.positions] = self.values
+
+    def key(self) -> tuple[object, ...]:
+        """Equal keys mean the same elements; undo taken from a move keeps its place object."""
+        return (self.target, self.place if isinstance(self.place, Layout) else id(self.place))
+
+
+def read(flat: torch.Tensor, place: Place) -> torch.Tensor:
+    """A flat private copy of the elements at `place`."""
+    if isinstance(place, Layout):
+        return place.view(flat).clone(memory_format=torch.contiguous_format).reshape(-1)
+    return flat.index_select(0, place.positions)
+
+
+def compacted(moves: list[Move]) -> list[Move]:
+    """The same effect without moves whose every element is written again by a later one.
+
+    Only equal places are recognised; undo of undo shares its places, so chains of
+    rollbacks do not grow.
+    """
+    kept: dict[tuple[object, ...], Move] = {}
+    for move in reversed(moves):
+        kept.setdefault(move.key(), move)
+    return list(reversed(kept.values()))
+
+
+def bytes_of(tensor: torch.Tensor) -> memoryview:
+    """The bytes of a contiguous CPU tensor, without a copy."""
+    return memoryview(tensor.detach().reshape(-1).view(torch.uint8).numpy())
+
+
+def digest_of(moves: list[Move]) -> str:
+    """BLAKE3 over targets, places and values in order: what a commit writes on this rank."""
+    hasher = blake3()
+    for move in moves:
+        hasher.update(move.target.encode() + b"\0")
+        if isinstance(move.place, Layout):
+            hasher.update(repr(move.place).encode())
+        else:
+            hasher.update(bytes_of(move.place.positions))
+        hasher.update(bytes_of(move.values))
+    return hasher.hexdigest()

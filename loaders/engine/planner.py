@@ -1,0 +1,121 @@
+"""From checked uploads to moves: checkpoint coordinates mapped to this rank's targets."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from loaders.engine.atlas import Atlas, Site
+from loaders.engine.canvas import Canvases
+from loaders.engine.checkpoint import MappedFile
+from loaders.engine.layout import Correspondence, Layout
+from loaders.engine.move import Move
+from loaders.engine.spot import Spot
+from schemas.bridge import StagedUpload, TensorWrite
+
+_INT32_LIMIT = 2**31
+
+
+@dataclass(slots=True)
+class Plan:
+    """What a transaction writes on this rank, in order, and which sites it touches."""
+
+    moves: list[Move]
+    sites: dict[str, Site]
+    tensors: int
+    elements: int
+
+
+def plan(atlas: Atlas, uploads: tuple[StagedUpload, ...]) -> Plan:
+    """Map every write of the uploads to moves with private values, O(touched elements).
+
+    Raises ValueError if a staged file is not what its upload says, or KeyError for a
+    tensor that this rank does not know; both mean that admin and engine disagree.
+    """
+    planner = _Planner(atlas)
+    for upload in uploads:
+        staged = MappedFile(Path(upload.path))
+        if staged.nbytes != upload.nbytes:
+            raise ValueError(f"{upload.path} has {staged.nbytes} bytes, not {upload.nbytes}")
+        for write in upload.writes:
+            planner.add(staged, write)
+    return planner.finish()
+
+
+class _Planner:
+    def __init__(self, atlas: Atlas) -> None:
+        self._atlas = atlas
+        self._canvases = Canvases(atlas.targets)
+        self._sites: dict[str, Site] = {}
+        self._tensors: set[str] = set()
+        self._elements = 0
+
+    def add(self, staged: MappedFile, write: TensorWrite) -> None:
+        base = self._atlas.checkpoint.tensors[write.tensor]
+        values = staged.tensor(write.values.offset, write.values.nbytes, base.dtype)
+        self._tensors.add(write.tensor)
+        self._elements += values.numel()
+        if write.indices is not None:
+            span = write.indices
+            indices = staged.tensor(span.offset, span.nbytes, span.dtype).to(torch.int64)
+            self._sparse(write.tensor, indices, values)
+        else:
+            self._dense(write, values)
+
+    def finish(self) -> Plan:
+        return Plan(self._canvases.moves(), self._sites, len(self._tensors), self._elements)
+
+    def _sparse(self, tensor: str, indices: torch.Tensor, values: torch.Tensor) -> None:
+        for region in self._atlas.regions[tensor]:
+            selected, elements = region.map.map(indices)
+            if selected.numel() == 0:
+                continue
+            site = self._touch(region.parameter)
+            chosen = values[selected]
+            for target, spot in site.places():
+                self._canvases.scatter(target, spot.dst_block, _narrow(spot.positions(elements)), chosen)
+
+    def _dense(self, write: TensorWrite, values: torch.Tensor) -> None:
+        base = self._atlas.checkpoint.tensors[write.tensor]
+        rows = base.shape[0] if write.expert is not None else 1
+        length = base.numel // rows
+        begin = (write.expert or 0) * length
+        for region in self._atlas.regions[write.tensor]:
+            part = region.map.within(begin, length)
+            if part is None:
+                continue
+            site = self._touch(region.parameter)
+            moved = Layout(part.src.offset - begin, part.src.size, part.src.stride)
+            for target, spot in site.places():
+                self._place(target, spot, Correspondence(moved, part.dst), values)
+
+    def _place(self, target: str, spot: Spot, part: Correspondence, values: torch.Tensor) -> None:
+        if spot.is_identity:
+            chosen = part.src.view(values).clone(memory_format=torch.contiguous_format)
+            self._canvases.put(Move(target, part.dst, chosen.reshape(-1)))
+            return
+        for block in _by_block(part, spot.src_block):
+            elements = block.dst.positions()
+            chosen = block.src.view(values).reshape(-1)
+            self._canvases.paint(target, spot.dst_block, spot.positions(elements), chosen)
+
+    def _touch(self, name: str) -> Site:
+        site = self._atlas.sites[name]
+        if site.unsupported is not None:
+            raise ValueError(f"{name} cannot be updated: {site.unsupported}")
+        return self._sites.setdefault(name, site)
+
+
+def _by_block(part: Correspondence, length: int) -> list[Correspondence]:
+    """Split along blocks of the destination (experts), so that each is staged by itself."""
+    flipped = part.inverse()
+    first, last = part.dst.offset // length, (part.dst.end - 1) // length
+    found = (flipped.within(block * length, length) for block in range(first, last + 1))
+    return [piece.inverse() for piece in found if piece is not None]
+
+
+def _narrow(positions: torch.Tensor) -> torch.Tensor:
+    """32-bit positions where they fit: undo keeps them."""
+    if positions.numel() and int(positions.max()) >= _INT32_LIMIT:
+        return positions
+    return positions.to(torch.int32)

@@ -1,0 +1,74 @@
+"""Prepared work: everything a commit will move, ready in memory, and how it is taken back."""
+
+from dataclasses import dataclass, field
+
+import torch
+
+from loaders.engine.failpoints import Failpoints
+from loaders.engine.move import Move
+from loaders.engine.rebuild import Spare
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prepared:
+    """Moves and spare handles of one transaction on this rank."""
+
+    key: str
+    base_version: int
+    moves: tuple[Move, ...]
+    spares: tuple[Spare, ...]
+    tensors: int
+    elements: int
+    digest: str
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the commit writes, which are also the bytes of its undo."""
+        return sum(move.nbytes for move in self.moves)
+
+    @property
+    def held_nbytes(self) -> int:
+        """Bytes that keeping this takes."""
+        return self.nbytes + sum(spare.nbytes for spare in self.spares)
+
+
+@dataclass(slots=True, eq=False)
+class Applied:
+    """A commit in the making: what it has overwritten so far, to be put back in reverse order."""
+
+    prepared: Prepared
+    targets: dict[str, torch.Tensor]
+    taken: list[Move] = field(default_factory=list)
+    exchanged: list[Spare] = field(default_factory=list)
+
+    def apply(self, failpoints: Failpoints) -> None:
+        """Write all moves and exchange all handles, keeping what was there.
+
+        Raises whatever goes wrong; `revert` then puts back what had been overwritten.
+        """
+        failpoints.reach("apply.before")
+        middle = len(self.prepared.moves) // 2
+        for index, move in enumerate(self.prepared.moves):
+            if index == middle:
+                failpoints.reach("apply.middle")
+            flat = self.targets[move.target]
+            self.taken.append(move.taken_from(flat))
+            move.write(flat)
+        for spare in self.prepared.spares:
+            spare.exchange()
+            self.exchanged.append(spare)
+        failpoints.reach("apply.after")
+
+    def revert(self) -> None:
+        """Put back everything, newest first; may be called again after it failed."""
+        while self.exchanged:
+            self.exchanged[-1].exchange()
+            self.exchanged.pop()
+        while self.taken:
+            move = self.taken[-1]
+            move.write(self.targets[move.target])
+            self.taken.pop()
+
+    def undo(self) -> list[Move]:
+        """The moves that step back from this commit, in the order in which they are made."""
+        return list(reversed(self.taken))

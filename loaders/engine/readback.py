@@ -1,0 +1,73 @@
+"""Read-back: weights in checkpoint coordinates, gathered from where the kernels read them."""
+
+import json
+import os
+from pathlib import Path
+
+import torch
+
+from loaders.engine.atlas import Atlas, Site
+from loaders.engine.checkpoint import TORCH_DTYPE
+from loaders.engine.layout import Correspondence, Layout
+from loaders.engine.move import bytes_of
+from schemas.bridge import ReadTensor
+
+
+def gather(atlas: Atlas, wanted: ReadTensor) -> torch.Tensor:
+    """One checkpoint tensor (or one expert's slice) as this rank holds it, flat.
+
+    Raises ValueError if the tensor is not held whole on this rank.
+    """
+    base = atlas.checkpoint.tensors[wanted.tensor]
+    rows = base.shape[0] if wanted.expert is not None else 1
+    length = base.numel // rows
+    begin = (wanted.expert or 0) * length
+    out = torch.zeros(length, dtype=TORCH_DTYPE[base.dtype])
+    held = 0
+    for region in atlas.regions.get(wanted.tensor, ()):
+        part = region.map.within(begin, length)
+        if part is None:
+            continue
+        moved = Layout(part.src.offset - begin, part.src.size, part.src.stride)
+        _take(atlas, atlas.sites[region.parameter], Correspondence(moved, part.dst), out)
+        held += part.src.numel
+    if held < length:
+        raise ValueError(f"{wanted.tensor}: {held} of {length} elements are on this rank")
+    return out
+
+
+def _take(atlas: Atlas, site: Site, part: Correspondence, out: torch.Tensor) -> None:
+    for target, spot in site.places():
+        if spot.is_identity:
+            part.src.view(out).copy_(part.dst.view(atlas.targets[target]))
+            return
+    target, spot = site.spots[0]
+    values = atlas.targets[target][spot.positions(part.dst.positions())]
+    part.src.view(out).copy_(values.view(part.src.size))
+
+
+def write_safetensors(path: Path, atlas: Atlas, wanted: tuple[ReadTensor, ...]) -> int:
+    """Gather and write one tensor after the other; returns the bytes of the file.
+
+    Raises OSError if the file cannot be written.
+    """
+    header: dict[str, object] = {}
+    offset = 0
+    for item in wanted:
+        base = atlas.checkpoint.tensors[item.tensor]
+        shape = base.shape[1:] if item.expert is not None else base.shape
+        nbytes = int(torch.Size(shape).numel()) * base.dtype.nbytes
+        header[item.name] = {
+            "dtype": base.dtype.value,
+            "shape": list(shape),
+            "data_offsets": [offset, offset + nbytes],
+        }
+        offset += nbytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as handle:
+        handle.write(len(text).to_bytes(8, "little") + text)
+        for item in wanted:
+            handle.write(bytes_of(gather(atlas, item)))
+        handle.flush()
+        return os.fstat(handle.fileno()).st_size

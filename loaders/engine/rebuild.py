@@ -1,0 +1,109 @@
+"""Rebuilding: handles made anew from patched shards, ready to be exchanged with the live ones."""
+
+from dataclasses import dataclass
+
+import torch
+from vllm._custom_ops import CPUDNNLGEMMHandler
+
+from loaders.engine.atlas import Atlas, Closure, Site
+from loaders.engine.handles import swap
+from loaders.engine.job import MainThread
+from loaders.engine.move import Move
+from loaders.engine.shards import Shards
+from loaders.engine.state import collect
+from loaders.engine.workshop import Values, Workshop, probe_for
+
+
+class BaseChanged(Exception):
+    """The checkpoint on disk is not what the engine was loaded from."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Spare:
+    """Handles that can take the place of a closure's live ones, and back."""
+
+    closure: Closure
+    handles: dict[str, CPUDNNLGEMMHandler]
+
+    def exchange(self) -> None:
+        """Exchange the live handles with these; twice is nothing."""
+        for path, handle in self.handles.items():
+            swap(self.closure.state.handles[path], handle)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the packed weights take, about."""
+        return sum(h.n * h.k for h in self.handles.values()) * _itemsize(self.closure)
+
+
+def _itemsize(closure: Closure) -> int:
+    return max(p.element_size() for p in closure.twin._parameters.values() if p is not None)
+
+
+class Rebuilder:
+    """Makes spares from what the moves of a transaction will leave in the shards."""
+
+    def __init__(self, atlas: Atlas, workshop: Workshop, shards: Shards) -> None:
+        self._atlas = atlas
+        self._workshop = workshop
+        self._shards = shards
+
+    def spares(self, moves: list[Move], touched: list[Site], main: MainThread) -> list[Spare]:
+        """Spares for every closure that the touched sites feed.
+
+        Values are patched in the calling thread; vLLM's processing runs in `main`.
+
+        Raises BaseChanged, or ValueError if a shard cannot be had.
+        """
+        names = dict.fromkeys(name for site in touched for name in site.rebuilds)
+        by_target: dict[str, list[Move]] = {}
+        for move in moves:
+            by_target.setdefault(move.target, []).append(move)
+        return [self._spare(self._atlas.closures[name], by_target, main) for name in names]
+
+    def ensure_shards(self, touched: list[Site], main: MainThread) -> None:
+        """Build the shards of all closures that the sites feed, checked against the live handles."""
+        for name in dict.fromkeys(name for site in touched for name in site.rebuilds):
+            closure = self._atlas.closures[name]
+            missing = [
+                site
+                for site in (self._atlas.sites[local] for local in closure.sites.values())
+                if site.sharded and not self._shards.has(site)
+            ]
+            if missing:
+                self._build(closure, missing, main)
+
+    def _build(self, closure: Closure, missing: list[Site], main: MainThread) -> None:
+        made = {site.shard: self._shards.build(site) for site in missing}
+        values = self._values(closure, made, {})
+        main.call(lambda: self._check(closure, values))
+        for site in missing:
+            self._shards.add(site, made[site.shard])
+
+    def _check(self, closure: Closure, values: Values) -> None:
+        """The shard must be what the live handle was packed from: a checkpoint may change on disk."""
+        probe = probe_for(closure.twin, experts=0)
+        fresh = self._workshop.processed(closure.twin, values)
+        ours = self._workshop.outputs(fresh, probe)
+        theirs = self._workshop.outputs(closure.live, probe)
+        if not all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True)):
+            raise BaseChanged(f"{closure.name} does not run what the checkpoint on disk holds")
+
+    def _spare(self, closure: Closure, moves: dict[str, list[Move]], main: MainThread) -> Spare:
+        values = self._values(closure, self._atlas.targets, moves)
+        processed = main.call(lambda: self._workshop.processed(closure.twin, values))
+        return Spare(closure, collect(processed).handles)
+
+    def _values(
+        self, closure: Closure, targets: dict[str, torch.Tensor], moves: dict[str, list[Move]]
+    ) -> Values:
+        """Private copies of all parameters of the closure as the moves will leave them."""
+        values: Values = {}
+        for local, name in closure.sites.items():
+            site = self._atlas.sites[name]
+            flat = targets[site.source] if site.source in targets else self._atlas.targets[site.source]
+            patched = flat.clone()
+            for move in moves.get(site.source, ()):
+                move.write(patched)
+            values[local] = patched.view(site.shape)
+        return values

@@ -1,0 +1,234 @@
+"""The session: one rank's versions, prepared work and undo, and the two phases of a commit."""
+
+import threading
+import time
+import uuid
+from pathlib import Path
+
+import torch
+from torch import nn
+from vllm.config import VllmConfig
+
+from loaders.engine.atlas import Atlas, Site, build_atlas
+from loaders.engine.checkpoint import Checkpoint
+from loaders.engine.digests import Digests, Touched
+from loaders.engine.failpoints import Failpoints
+from loaders.engine.job import MainThread
+from loaders.engine.move import Move, compacted, digest_of
+from loaders.engine.planner import Plan, plan
+from loaders.engine.prepared import Applied, Prepared
+from loaders.engine.readback import write_safetensors
+from loaders.engine.rebuild import Rebuilder
+from loaders.engine.shards import Shards
+from loaders.engine.workshop import Workshop
+from schemas.bridge import (
+    CommitRequest,
+    PrepareRequest,
+    RankDigests,
+    RankReport,
+    RankState,
+    ReadRequest,
+    ReadResult,
+)
+from schemas.problems import Code, ProblemError
+
+_READ_ATTEMPTS = 5
+
+
+class StateUnknown(Exception):
+    """Overwritten weights could not be put back; this rank must not serve."""
+
+
+class Session:
+    """State of one rank. Methods without a MainThread argument run in the worker's main thread."""
+
+    def __init__(self, rank: int, vllm_config: VllmConfig, live: nn.Module, folder: Path) -> None:
+        self.rank = rank
+        self.boot = uuid.uuid4().hex
+        self.version = 0
+        checkpoint = Checkpoint.open(Path(vllm_config.model_config.model))
+        workshop = Workshop(vllm_config)
+        self.atlas: Atlas = build_atlas(vllm_config, live, checkpoint, workshop)
+        self._site_of = {target: site for site in self.atlas.sites.values() for target, _ in site.places()}
+        self._rebuilder = Rebuilder(self.atlas, workshop, Shards(self.atlas, folder))
+        self._touched = Touched()
+        self._digests = Digests(self.atlas, workshop, self._touched)
+        self._failpoints = Failpoints(rank)
+        self._prepared: dict[str, Prepared] = {}
+        self._undo: dict[int, list[Move]] = {}
+        self._applied: Applied | None = None
+        self._reading = threading.Lock()
+
+    # -- phase one -----------------------------------------------------------------
+
+    def prepare(self, request: PrepareRequest, main: MainThread) -> RankReport:
+        """Everything that a commit needs, made ready while the engine serves.
+
+        Raises ProblemError if the request cannot be carried out.
+        """
+        self._failpoints.reach("prepare")
+        if request.base_version != self.version:
+            raise ProblemError(Code.VERSION_MOVED, f"rank {self.rank} is at version {self.version}")
+        started = time.perf_counter()
+        made = self._restore(request.restore) if request.restore is not None else plan(self.atlas, request.uploads)
+        validated = time.perf_counter()
+        sites = list(made.sites.values())
+        self._rebuilder.ensure_shards(sites, main)
+        spares = self._rebuilder.spares(made.moves, sites, main)
+        prepared = Prepared(
+            request.key,
+            request.base_version,
+            tuple(made.moves),
+            tuple(spares),
+            made.tensors,
+            made.elements,
+            digest_of(made.moves),
+        )
+        self._prepared[request.key] = prepared
+        return self._report(prepared, validate_ms=1e3 * (validated - started))
+
+    def _restore(self, version: int) -> Plan:
+        """The undo of every version after `version`, newest first, as one plan.
+
+        Raises ProblemError if some of it is not held.
+        """
+        steps = range(self.version, version, -1)
+        missing = [step for step in steps if step not in self._undo]
+        if version > self.version or missing:
+            raise ProblemError(Code.VERSION_NOT_HELD, f"undo of versions {missing} is not held")
+        moves = compacted([move for step in steps for move in self._undo[step]])
+        sites: dict[str, Site] = {}
+        for move in moves:
+            site = self._site_of[move.target]
+            sites[site.name] = site
+        elements = sum(move.values.numel() for move in moves)
+        return Plan(moves, sites, len({move.target for move in moves}), elements)
+
+    def _report(self, prepared: Prepared, **figures: float) -> RankReport:
+        return RankReport(
+            rank=self.rank,
+            boot=self.boot,
+            ok=True,
+            tensors=prepared.tensors,
+            elements=prepared.elements,
+            nbytes=prepared.nbytes,
+            undo_nbytes=prepared.nbytes,
+            digest=prepared.digest,
+            **figures,
+        )
+
+    # -- phase two -----------------------------------------------------------------
+
+    def apply(self, request: CommitRequest) -> RankReport:
+        """Move what was prepared; a failure is reverted here before it is reported.
+
+        Raises ProblemError if there is nothing to apply, what went wrong if it was
+        reverted, and StateUnknown if it could not be.
+        """
+        prepared = self._prepared.get(request.key)
+        if prepared is None or prepared.base_version != self.version:
+            raise ProblemError(Code.VERSION_MOVED, f"{request.key} is not prepared on version {self.version}")
+        started = time.perf_counter()
+        applied = Applied(prepared, self.atlas.targets)
+        self._touched.clock += 1
+        try:
+            with torch.no_grad():
+                applied.apply(self._failpoints)
+        except Exception as error:
+            self._revert(applied)
+            raise error
+        finally:
+            self._mark(prepared)
+        self._undo[request.version] = compacted(applied.undo())
+        self.version = request.version
+        self._applied = applied
+        return self._report(prepared, apply_ms=1e3 * (time.perf_counter() - started))
+
+    def undo(self, key: str) -> None:
+        """Take back the commit of `key` if it is the last thing that was applied here.
+
+        Raises StateUnknown if that fails.
+        """
+        applied = self._applied
+        if applied is None or applied.prepared.key != key:
+            return
+        self._touched.clock += 1
+        self._revert(applied)
+        self._mark(applied.prepared)
+        del self._undo[self.version]
+        self.version = applied.prepared.base_version
+        self._applied = None
+
+    def _revert(self, applied: Applied) -> None:
+        try:
+            with torch.no_grad():
+                self._failpoints.reach("revert")
+                applied.revert()
+        except Exception as error:
+            raise StateUnknown(f"rank {self.rank} could not put back its weights: {error}") from error
+
+    def _mark(self, prepared: Prepared) -> None:
+        """Digests of what was written are stale, and readers see that the clock moved."""
+        self._touched.clock += 1
+        for move in prepared.moves:
+            self._touched.targets[move.target] = self._touched.clock
+        for spare in prepared.spares:
+            self._touched.closures[spare.closure.name] = self._touched.clock
+
+    def settle(self, key: str) -> None:
+        """Forget what `key` had prepared, and that it could be undone in place."""
+        self._prepared.pop(key, None)
+        if self._applied is not None and self._applied.prepared.key == key:
+            self._applied = None
+
+    def forget(self, versions: tuple[int, ...]) -> None:
+        """Drop the undo of these versions."""
+        for version in versions:
+            self._undo.pop(version, None)
+
+    # -- reading -------------------------------------------------------------------
+
+    def state(self) -> RankState:
+        """Versions and bytes held."""
+        undo = {str(version): sum(m.nbytes for m in moves) for version, moves in self._undo.items()}
+        return RankState(
+            rank=self.rank,
+            boot=self.boot,
+            version=self.version,
+            prepared=tuple(self._prepared),
+            undo=undo,
+            undo_nbytes=sum(undo.values()),
+            prepared_nbytes=sum(prepared.held_nbytes for prepared in self._prepared.values()),
+        )
+
+    def digests(self, prefix: str, main: MainThread) -> tuple[int, RankDigests]:
+        """Digests of one version.
+
+        Raises ProblemError if commits keep coming in between.
+        """
+        with self._reading:
+            for _ in range(_READ_ATTEMPTS):
+                clock, version = self._touched.clock, self.version
+                tensors = self._digests.compute(prefix, main)
+                if clock == self._touched.clock:
+                    return version, RankDigests(rank=self.rank, boot=self.boot, tensors=tensors)
+        raise ProblemError(Code.BUSY, "commits came faster than digests could be taken")
+
+    def read(self, request: ReadRequest, main: MainThread) -> ReadResult:
+        """Write checkpoint tensors of one version to a file.
+
+        Raises ProblemError if commits keep coming in between or a tensor is not held here.
+        """
+        wanted = request.tensors
+        sites = [
+            self.atlas.sites[region.parameter]
+            for item in wanted
+            for region in self.atlas.regions.get(item.tensor, ())
+        ]
+        self._rebuilder.ensure_shards([site for site in sites if site.sharded], main)
+        for _ in range(_READ_ATTEMPTS):
+            clock, version = self._touched.clock, self.version
+            nbytes = write_safetensors(Path(request.path), self.atlas, wanted)
+            if clock == self._touched.clock:
+                return ReadResult(version=version, nbytes=nbytes)
+        raise ProblemError(Code.BUSY, "commits came faster than the tensors could be read")
