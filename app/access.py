@@ -1,0 +1,119 @@
+"""Who may ask: bearer token, Host and Origin checks, as plain ASGI middleware."""
+
+import hmac
+import ipaddress
+from typing import Protocol
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from app.problems import respond
+from app.settings import Settings
+from schemas.problems import Code, ProblemError
+
+_OPEN_PATHS = frozenset({"/health/live"})
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a socket bound to `host`."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def load_token(settings: Settings) -> str | None:
+    """The bearer token, or none if access is open. Reads a file if one is named.
+
+    Raises ValueError if the token is empty or if a service that others can reach has none.
+    """
+    token = settings.token.get_secret_value() if settings.token else None
+    if token is None and settings.token_file is not None:
+        token = settings.token_file.read_text(encoding="utf-8")
+    if token is None:
+        if not is_loopback(settings.host):
+            raise ValueError(
+                f"Refusing to listen on {settings.host} without a token: "
+                "set GRAFT_TOKEN or GRAFT_TOKEN_FILE, or bind to 127.0.0.1."
+            )
+        return None
+    token = token.strip()
+    if not token:
+        raise ValueError("The token is empty: set GRAFT_TOKEN or GRAFT_TOKEN_FILE to a secret.")
+    return token
+
+
+class TokenSource(Protocol):
+    """Where the middleware finds the token; it is read when the app starts, not when it is made."""
+
+    token: str | None
+
+
+class Access:
+    """Refuses strangers before any route, or any byte of a body, is looked at."""
+
+    def __init__(self, app: ASGIApp, settings: Settings, source: TokenSource) -> None:
+        self._app = app
+        self._source = source
+        self._origins = frozenset(settings.allowed_origins)
+        self._hosts: frozenset[str] | None = frozenset(settings.allowed_hosts)
+        if is_loopback(settings.host):
+            # A web page can point its own name at 127.0.0.1; only these names are ours.
+            self._hosts |= {"localhost", "127.0.0.1", "::1", settings.host.strip("[]")}
+        elif not self._hosts:
+            self._hosts = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        refusal = self._refusal(scope["path"], Headers(scope=scope))
+        if refusal is None:
+            await self._app(scope, receive, send)
+        else:
+            await respond(refusal)(scope, receive, send)
+
+    def _refusal(self, path: str, headers: Headers) -> ProblemError | None:
+        if not self._host_allowed(headers):
+            return ProblemError(
+                Code.BAD_HOST, "Use a loopback address, or list the name in GRAFT_ALLOWED_HOSTS."
+            )
+        if not self._origin_allowed(headers):
+            return ProblemError(Code.BAD_ORIGIN, "List the origin in GRAFT_ALLOWED_ORIGINS if it is yours.")
+        if path not in _OPEN_PATHS and not self._token_valid(headers):
+            return ProblemError(Code.UNAUTHORIZED, "Send the header Authorization: Bearer <token>.")
+        return None
+
+    def _host_allowed(self, headers: Headers) -> bool:
+        if self._hosts is None:
+            return True
+        values = headers.getlist("host")
+        return len(values) == 1 and _hostname(values[0]) in self._hosts
+
+    def _origin_allowed(self, headers: Headers) -> bool:
+        origins = headers.getlist("origin")
+        same = "//" + headers.get("host", "")
+        return all(
+            o in self._origins or o.removeprefix("http:").removeprefix("https:") == same for o in origins
+        )
+
+    def _token_valid(self, headers: Headers) -> bool:
+        token = self._source.token
+        if token is None:
+            return True
+        scheme, _, given = headers.get("authorization", "").partition(" ")
+        right = hmac.compare_digest(given.strip().encode("latin-1"), token.encode())
+        return right and scheme.lower() == "bearer"
+
+
+def _hostname(host: str) -> str | None:
+    try:
+        return urlsplit("//" + host).hostname
+    except ValueError:
+        return None

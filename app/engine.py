@@ -1,0 +1,189 @@
+"""Calls to the engine's bridge, each bounded in time."""
+
+import asyncio
+import json
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+from pydantic import BaseModel, ValidationError
+
+from app.settings import Settings
+from schemas import bridge
+from schemas.problems import Code, ProblemError
+
+Answer = TypeVar("Answer", bound=BaseModel)
+
+_GRACE_S = 5.0
+"""How much longer than the engine's own bound its answer is waited for."""
+
+
+class EngineUnreachable(ProblemError):
+    """No connection came about: the engine was not asked."""
+
+    def __init__(self) -> None:
+        super().__init__(Code.ENGINE_UNAVAILABLE, "The engine does not accept connections.")
+
+
+class EngineLost(ProblemError):
+    """The question was sent, but no valid answer came: the engine may have acted on it."""
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(Code.ENGINE_UNAVAILABLE, detail)
+
+
+class EngineClient:
+    """The bridge's routes as methods.
+
+    All of them raise EngineUnreachable, EngineLost, or the ProblemError that the
+    bridge answered with.
+    """
+
+    def __init__(self, settings: Settings, transport: httpx.AsyncBaseTransport | None = None) -> None:
+        self._settings = settings
+        self._secret: str | None = None
+        self._http = httpx.AsyncClient(
+            base_url=settings.engine_url.rstrip("/") + bridge.PREFIX,
+            transport=transport,
+            trust_env=False,  # a proxy has no business between the two
+        )
+
+    @property
+    def url(self) -> str:
+        """Where the engine is looked for."""
+        return self._settings.engine_url
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._http.aclose()
+
+    async def load_secret(self) -> None:
+        """Read the secret again; a managed engine writes a new one at each start."""
+        path = self._settings.engine_secret_file
+        if path is None:
+            return
+        try:
+            self._secret = (await asyncio.to_thread(Path.read_text, path, "utf-8")).strip()
+        except FileNotFoundError:
+            self._secret = None
+
+    async def describe(self) -> bridge.EngineDescription:
+        """What the engine is; the answer can be megabytes, so it is parsed in a thread."""
+        content = await self._ask("GET", "describe", None, self._settings.engine_read_s)
+        return await asyncio.to_thread(_parse, bridge.EngineDescription, content)
+
+    async def state(self) -> bridge.EngineState:
+        """Where every rank stands."""
+        content = await self._ask("GET", "state", None, self._settings.engine_probe_s)
+        return _parse(bridge.EngineState, content)
+
+    async def prepare(
+        self,
+        key: str,
+        base_version: int,
+        uploads: Sequence[bridge.StagedUpload] = (),
+        restore: int | None = None,
+    ) -> bridge.PrepareResult:
+        """Phase one on every rank."""
+        bound = self._settings.engine_prepare_s
+        request = bridge.PrepareRequest(
+            nonce=_nonce(),
+            key=key,
+            base_version=base_version,
+            uploads=tuple(uploads),
+            restore=restore,
+            timeout_s=bound,
+        )
+        return await self._post("prepare", request, bridge.PrepareResult, bound)
+
+    async def commit(self, key: str, version: int) -> bridge.CommitResult:
+        """Phase two on every rank."""
+        request = bridge.CommitRequest(nonce=_nonce(), key=key, version=version)
+        return await self._post("commit", request, bridge.CommitResult, self._settings.engine_commit_s)
+
+    async def drop(self, key: str) -> None:
+        """Let go of prepared work; unknown keys are fine."""
+        request = bridge.KeyRequest(nonce=_nonce(), key=key)
+        await self._ask("POST", "drop", request, self._settings.engine_probe_s)
+
+    async def forget(self, versions: Sequence[int]) -> None:
+        """Let go of the undo of `versions`."""
+        request = bridge.ForgetRequest(nonce=_nonce(), versions=tuple(versions))
+        await self._ask("POST", "forget", request, self._settings.engine_probe_s)
+
+    async def digests(self, prefix: str) -> bridge.DigestsResult:
+        """Digests of runtime tensors per rank."""
+        request = bridge.DigestsRequest(nonce=_nonce(), prefix=prefix)
+        return await self._post("digests", request, bridge.DigestsResult, self._settings.engine_read_s)
+
+    async def read(self, path: Path, tensors: Sequence[bridge.ReadTensor]) -> bridge.ReadResult:
+        """Have the engine write `tensors` to the file at `path`."""
+        request = bridge.ReadRequest(nonce=_nonce(), path=str(path), tensors=tuple(tensors))
+        return await self._post("read", request, bridge.ReadResult, self._settings.engine_read_s)
+
+    async def _post(self, name: str, request: BaseModel, kind: type[Answer], bound_s: float) -> Answer:
+        content = await self._ask("POST", name, request, bound_s + _GRACE_S)
+        answer = _parse(kind, content)
+        _check_nonce(content, getattr(request, "nonce", ""))
+        return answer
+
+    async def _ask(self, method: str, name: str, request: BaseModel | None, bound_s: float) -> bytes:
+        headers = {"authorization": f"Bearer {self._secret}"} if self._secret else {}
+        if request is not None:
+            headers["content-type"] = "application/json"
+        try:
+            async with asyncio.timeout(bound_s):
+                response = await self._http.request(
+                    method,
+                    f"/{name}",
+                    content=request.model_dump_json() if request is not None else None,
+                    headers=headers,
+                    timeout=httpx.Timeout(None, connect=self._settings.engine_connect_s),
+                )
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            raise EngineUnreachable from error
+        except TimeoutError as error:
+            raise EngineLost("The engine did not answer in time.") from error
+        except httpx.HTTPError as error:
+            raise EngineLost("The connection to the engine broke.") from error
+        if response.is_success:
+            return response.content
+        raise _refusal(response)
+
+
+def _nonce() -> str:
+    return secrets.token_hex(16)
+
+
+def _parse(kind: type[Answer], content: bytes) -> Answer:
+    try:
+        return kind.model_validate_json(content)
+    except ValidationError as error:
+        raise EngineLost("The engine's answer is not understood.") from error
+
+
+def _check_nonce(content: bytes, nonce: str) -> None:
+    """Refuse an answer that says it belongs to another question.
+
+    The bridge itself pairs the workers' answers; this catches one that lets a stale
+    answer through.
+    """
+    document: dict[str, Any] = json.loads(content)
+    ranks = document.get("ranks", ())
+    said = [document.get("nonce", nonce), *(rank.get("nonce", nonce) for rank in ranks)]
+    if any(other != nonce for other in said):
+        raise EngineLost("The engine answered another question than the one asked.")
+
+
+def _refusal(response: httpx.Response) -> ProblemError:
+    """The bridge's own problem, if its answer is one."""
+    try:
+        document = response.json()
+        members = {
+            k: v for k, v in document.items() if k not in ("type", "title", "status", "detail", "code")
+        }
+        return ProblemError(Code(document["code"]), str(document["detail"]), **members)
+    except (ValueError, KeyError, AttributeError, TypeError):
+        return EngineLost(f"The engine answered with HTTP status {response.status_code}.")

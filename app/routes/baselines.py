@@ -1,0 +1,52 @@
+"""Names for versions that stay within reach."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Response
+
+from app.bodies import JsonRoute
+from app.ledger import BaselineRecord
+from app.openapi import json_parameters, problems
+from app.service import ServiceDep
+from schemas.problems import Code
+from schemas.versions import Baseline, BaselineName, BaselineRequest, Baselines
+
+router = APIRouter(prefix="/v1/baselines", tags=["baselines"], route_class=JsonRoute)
+
+Name = Annotated[BaselineName, Path()]
+
+
+@router.get("", response_model=Baselines)
+async def list_baselines(service: ServiceDep) -> Baselines:
+    """All baselines by name."""
+    return Baselines(baselines=tuple(_view(record) for record in service.ledger.baselines()))
+
+
+@router.get("/{name}", response_model=Baseline, responses=problems(Code.UNKNOWN_BASELINE))
+async def get_baseline(name: Name, service: ServiceDep) -> Baseline:
+    """The version that a name stands for."""
+    return _view(service.ledger.baseline(name))
+
+
+@router.put(
+    "/{name}",
+    response_model=Baseline,
+    openapi_extra=json_parameters(),
+    responses=problems(Code.VERSION_NOT_HELD, Code.UNDO_BUDGET),
+)
+async def put_baseline(name: Name, service: ServiceDep, request: BaselineRequest | None = None) -> Baseline:
+    """Name a version, else the current one: what rolling back to it needs is kept until the name goes."""
+    asked = request.version if request else None
+    version = service.ledger.current.version if asked is None else asked
+    return _view(service.ledger.set_baseline(name, version, service.settings.undo_bytes))
+
+
+@router.delete("/{name}", status_code=204, responses=problems(Code.UNKNOWN_BASELINE))
+async def delete_baseline(name: Name, service: ServiceDep) -> Response:
+    """Let the name go; its version stays in the history."""
+    service.ledger.delete_baseline(name)
+    return Response(status_code=204)
+
+
+def _view(record: BaselineRecord) -> Baseline:
+    return Baseline(name=record.name, version=record.version, created_at=record.created_at)

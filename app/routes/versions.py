@@ -1,0 +1,90 @@
+"""The history of the weights, and the way back."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Response
+
+from app.bodies import JsonRoute
+from app.ledger import Ledger, VersionRecord
+from app.openapi import COMMIT, json_parameters, problems, tagged
+from app.preconditions import etag, parse_if_match
+from app.routes.transactions import IfMatch
+from app.service import ServiceDep
+from schemas import versions as wire
+from schemas.base import Version
+from schemas.problems import Code, ProblemError
+from schemas.transactions import Receipt
+
+router = APIRouter(prefix="/v1", tags=["versions"], route_class=JsonRoute)
+
+
+@router.get("/versions", response_model=wire.Versions)
+async def list_versions(service: ServiceDep) -> wire.Versions:
+    """The history, oldest first, and what of it can be rolled back to."""
+    ledger = service.ledger
+    entries = tuple(wire.VersionEntry(**_entry(ledger, record)) for record in ledger.records())
+    return wire.Versions(ledger=ledger.id, current=ledger.current.version, versions=entries)
+
+
+@router.get(
+    "/versions/current",
+    response_model=wire.CurrentVersion,
+    responses=tagged("The version that the engine serves."),
+)
+async def current_version(service: ServiceDep, response: Response) -> wire.CurrentVersion:
+    """The current version; its ETag is what If-Match takes."""
+    ledger = service.ledger
+    record = ledger.current
+    response.headers["etag"] = etag(record.version)
+    return wire.CurrentVersion(**_entry(ledger, record), receipt=record.receipt, ledger=ledger.id)
+
+
+@router.get("/versions/{n}", response_model=wire.VersionDetail, responses=problems(Code.UNKNOWN_VERSION))
+async def get_version(
+    n: Annotated[Version, Path(description="A version, in decimal.")], service: ServiceDep
+) -> wire.VersionDetail:
+    """One version with its receipt."""
+    record = service.ledger.get(n)
+    return wire.VersionDetail(**_entry(service.ledger, record), receipt=record.receipt)
+
+
+@router.post(
+    "/rollback",
+    response_model=Receipt,
+    openapi_extra=json_parameters(if_match=True),
+    responses=tagged("What was done.") | problems(*COMMIT),
+)
+async def rollback(
+    request: wire.RollbackRequest, service: ServiceDep, response: Response, if_match: IfMatch = None
+) -> Receipt:
+    """A new version with the weights of an old one, bit for bit."""
+    target = request.to_version
+    if target is None:
+        target = _baseline_version(service.ledger, request.to_baseline or "")
+    receipt = await service.changes.rollback(target, parse_if_match(if_match))
+    response.headers["etag"] = etag(receipt.version)
+    return receipt
+
+
+def _baseline_version(ledger: Ledger, name: str) -> int:
+    """A name in a body is no id in a path: a version that can't be gone back to, not a 404."""
+    try:
+        return ledger.baseline(name).version
+    except ProblemError as error:
+        raise ProblemError(Code.VERSION_NOT_HELD, error.detail) from error
+
+
+def _entry(ledger: Ledger, record: VersionRecord) -> dict[str, object]:
+    names = tuple(b.name for b in ledger.baselines() if b.version == record.version)
+    return {
+        "version": record.version,
+        "kind": record.kind,
+        "created_at": record.created_at,
+        "base_version": record.base_version,
+        "restores": record.restores,
+        "transaction": record.transaction,
+        "label": record.label,
+        "held": ledger.held(record.version),
+        "undo_nbytes": ledger.undo.get(record.version, 0),
+        "baselines": names,
+    }

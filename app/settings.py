@@ -1,0 +1,86 @@
+"""Every knob of the admin service, read from `GRAFT_…` variables."""
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import ByteSize, Field, SecretStr
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+KIB = 1024
+MIB = 1024 * KIB
+GIB = 1024 * MIB
+
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Bytes = Annotated[ByteSize, Field(gt=0)]
+
+
+class Settings(BaseSettings):
+    """Limits in bytes (`8GiB` works too), times in seconds. Reading them touches no disk."""
+
+    model_config = SettingsConfigDict(env_prefix="GRAFT_", frozen=True, extra="ignore")
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 8001
+    state_dir: Path = Path(".graft")
+    """Staged uploads and read-backs; must be readable and writable by the engine too."""
+
+    engine_url: str = "http://127.0.0.1:8000"
+    engine_secret_file: Path | None = None
+    """Shared with the engine's bridge; read again each time the engine is looked for."""
+
+    token: SecretStr | None = None
+    token_file: Path | None = None
+    allowed_hosts: tuple[str, ...] = ()
+    """Host names accepted beside the loopback ones; as JSON in the environment."""
+    allowed_origins: tuple[str, ...] = ()
+
+    body_bytes: Bytes = ByteSize(16 * GIB)
+    """Largest upload."""
+    header_bytes: Bytes = ByteSize(32 * MIB)
+    """Largest safetensors header."""
+    json_bytes: Bytes = ByteSize(64 * KIB)
+    """Largest JSON body."""
+    staged_bytes: Bytes = ByteSize(64 * GIB)
+    """All uploads of open transactions together."""
+    undo_bytes: Bytes = ByteSize(16 * GIB)
+    """Undo that the engine holds, per rank."""
+
+    body_idle_s: Seconds = 30
+    """Longest silence within an upload."""
+    body_total_s: Seconds = 3600
+    """Longest time that an upload may take."""
+    json_s: Seconds = 15
+    """Longest time that a JSON body may take."""
+
+    engine_connect_s: Seconds = 2
+    engine_probe_s: Seconds = 2
+    """Bound on questions about the engine's state."""
+    engine_read_s: Seconds = 300
+    """Bound on read-backs and digests."""
+    engine_prepare_s: Seconds = 600
+    engine_commit_s: Seconds = 300
+    engine_settle_s: Seconds = 20
+    """How long to look for the outcome of a commit whose answer was lost."""
+    engine_poll_s: Seconds = 1
+    """How often the engine is asked whether it is there and still the same."""
+
+    transaction_s: Seconds = 3600
+    """How long a transaction stays open unless it says otherwise."""
+    transaction_max_s: Seconds = 7 * 24 * 3600
+    sweep_s: Seconds = 1
+    """How often expired transactions are looked for."""
+    open_transactions: Annotated[int, Field(gt=0)] = 1000
+    ended_transactions: Annotated[int, Field(gt=0)] = 1000
+    """How many ended transactions stay readable."""
+    idempotency_keys: Annotated[int, Field(gt=0)] = 10_000
+    """How many answers are kept for repeated requests."""
+
+    @property
+    def staged_dir(self) -> Path:
+        """Where uploads are received; absolute, since the engine opens files there."""
+        return self.state_dir.absolute() / "staged"
+
+    @property
+    def read_dir(self) -> Path:
+        """Where the engine writes read-backs."""
+        return self.state_dir.absolute() / "read"

@@ -1,0 +1,49 @@
+"""The folder of staged uploads: bodies come in, stay within a budget, and go again."""
+
+import asyncio
+from collections.abc import Iterable
+from pathlib import Path
+
+from starlette.requests import Request
+
+from app.announced import check_announced
+from app.budget import StagedBudget
+from app.receive import ReceiveLimits, receive_body
+from app.settings import Settings
+from loaders.header import HeaderLimits
+from loaders.staged import StagedFile
+
+
+class Staging:
+    """Receives uploads into `folder` and deletes them; making it touches no disk."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.folder: Path = settings.staged_dir
+        self.budget = StagedBudget(settings.staged_bytes)
+        self._limits = ReceiveLimits(
+            body_nbytes=settings.body_bytes,
+            idle_s=settings.body_idle_s,
+            total_s=settings.body_total_s,
+            header=HeaderLimits(nbytes=settings.header_bytes),
+        )
+
+    def check(self, request: Request) -> None:
+        """Refuse what can be refused by the request's headers alone."""
+        check_announced(request.headers, self._limits.body_nbytes)
+
+    async def receive(self, request: Request) -> StagedFile:
+        """The body as a file, which the caller discards in the end. Raises what `receive_body` does."""
+        return await receive_body(request, self.folder, self._limits, self.budget)
+
+    async def discard(self, files: Iterable[StagedFile]) -> None:
+        """Delete files and free their room, without blocking the event loop."""
+        gone = list(files)
+        if not gone:
+            return
+        await asyncio.to_thread(_unlink, gone)
+        self.budget.release(sum(file.nbytes for file in gone))
+
+
+def _unlink(files: Iterable[StagedFile]) -> None:
+    for file in files:
+        file.unlink()

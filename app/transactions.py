@@ -1,0 +1,202 @@
+"""Transactions: their states, what was uploaded into them, and who is still remembered."""
+
+import secrets
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from app.settings import Settings
+from loaders.staged import StagedFile
+from schemas import transactions as wire
+from schemas.bridge import PrepareResult, StagedUpload
+from schemas.problems import Code, Problem, ProblemError
+from schemas.transactions import InFlight, State, TransactionOptions
+
+_MOVES: dict[State, frozenset[State]] = {
+    State.OPEN: frozenset({State.PREPARING, State.ABORTED, State.EXPIRED}),
+    State.PREPARING: frozenset({State.PREPARED, State.OPEN}),
+    State.PREPARED: frozenset({State.OPEN, State.PREPARING, State.COMMITTING, State.ABORTED, State.EXPIRED}),
+    State.COMMITTING: frozenset({State.COMMITTED, State.FAILED, State.PREPARED}),
+}
+"""Which states can follow which; the others are ends."""
+
+LIVE = frozenset(_MOVES)
+"""States of a transaction that has not ended."""
+IDLE = frozenset({State.OPEN, State.PREPARED})
+"""States in which nothing is being done to it."""
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """An upload that was checked: what was said about it, its file, and its writes."""
+
+    upload: wire.Upload
+    file: StagedFile
+    staged: StagedUpload
+    validate_ms: float
+
+    @property
+    def place(self) -> tuple[int, int] | None:
+        """Layer and expert; none for a batch, which replaces nothing."""
+        if self.upload.layer is None or self.upload.expert is None:
+            return None
+        return self.upload.layer, self.upload.expert
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Phase one, done on every rank under `key` for the version `base`."""
+
+    key: str
+    base: int
+    result: PrepareResult
+
+
+class Transaction:
+    """One transaction. Only its own methods change it."""
+
+    def __init__(self, options: TransactionOptions, expires_in_s: float) -> None:
+        self.id = secrets.token_hex(8)
+        self.options = options
+        self.created_at = datetime.now(UTC)
+        self.expires_at = self.created_at + timedelta(seconds=expires_in_s)
+        self.state = State.OPEN
+        self.uploads: list[Accepted] = []
+        self.prepared: Prepared | None = None
+        self.receipt: wire.Receipt | None = None
+        self.problem: Problem | None = None
+        self._deadline = time.monotonic() + expires_in_s
+        self._accepted = 0
+        self._nbytes = 0
+
+    @property
+    def overdue(self) -> bool:
+        """Whether it is time to let it expire."""
+        return self.state in IDLE and time.monotonic() >= self._deadline
+
+    def require(self, allowed: Iterable[State]) -> None:
+        """Raises transaction_expired or transaction_state unless in one of the `allowed` states."""
+        if self.state is State.EXPIRED or self.overdue:
+            raise ProblemError(Code.TRANSACTION_EXPIRED, "Open a new transaction.")
+        if self.state not in allowed:
+            raise ProblemError(Code.TRANSACTION_STATE, f"The transaction is {self.state}.", state=self.state)
+
+    def require_content(self) -> None:
+        """Raises nothing_to_apply if nothing was uploaded."""
+        if not self.uploads:
+            raise ProblemError(Code.NOTHING_TO_APPLY, "Nothing was uploaded into this transaction.")
+
+    def move(self, state: State) -> None:
+        """Go to `state`; raises transaction_state if there is no such way."""
+        if state not in _MOVES.get(self.state, ()):
+            raise ProblemError(
+                Code.TRANSACTION_STATE, f"The transaction is {self.state}, not ready to be {state}."
+            )
+        self.state = state
+
+    def add(self, accepted: Accepted) -> tuple[wire.Upload, list[StagedFile]]:
+        """Put an upload last; what was said about it, and files that are no longer needed.
+
+        An upload of the same expert is replaced. Prepared work is void afterwards.
+        """
+        self.require(IDLE)
+        replaced = [old for old in self.uploads if accepted.place is not None and old.place == accepted.place]
+        self._accepted += 1
+        upload = accepted.upload.model_copy(update={"number": self._accepted})
+        placed = Accepted(upload, accepted.file, accepted.staged, accepted.validate_ms)
+        self.uploads = [old for old in self.uploads if old not in replaced] + [placed]
+        self._nbytes = sum(one.upload.nbytes for one in self.uploads)
+        if self.state is State.PREPARED:
+            self.move(State.OPEN)
+        return upload, [old.file for old in replaced]
+
+    def take_files(self) -> list[StagedFile]:
+        """The staged files, which are the caller's to delete now."""
+        files = [one.file for one in self.uploads]
+        if self.state in LIVE:
+            raise ValueError("a live transaction needs its files")
+        self.uploads = [Accepted(one.upload, one.file, _emptied(one.staged), 0.0) for one in self.uploads]
+        return files
+
+    def view(self) -> wire.Transaction:
+        """The transaction on the wire."""
+        return wire.Transaction(
+            id=self.id,
+            state=State.EXPIRED if self.overdue else self.state,
+            label=self.options.label,
+            base_version=self.options.base_version,
+            in_flight=self.options.in_flight,
+            allow_nonfinite=self.options.allow_nonfinite,
+            created_at=self.created_at,
+            expires_at=self.expires_at,
+            nbytes=self._nbytes,
+            uploads=tuple(one.upload for one in self.uploads),
+            preparation=None if self.prepared is None else preparation(self.prepared),
+            receipt=self.receipt,
+            problem=self.problem,
+        )
+
+
+class Transactions:
+    """All transactions that are live, and the latest of those that have ended."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._all: dict[str, Transaction] = {}
+
+    def check(self, options: TransactionOptions) -> float:
+        """How long such a transaction stays open; raises not_supported, bad_value, staged_budget."""
+        if options.in_flight is not InFlight.RECOMPUTE:
+            detail = f"in_flight={options.in_flight} is not supported yet; use recompute."
+            raise ProblemError(Code.NOT_SUPPORTED, detail, in_flight=options.in_flight)
+        expires_in_s = options.expires_in_s or self._settings.transaction_s
+        if expires_in_s > self._settings.transaction_max_s:
+            detail = f"expires_in_s is at most {self._settings.transaction_max_s:g}."
+            raise ProblemError(Code.BAD_VALUE, detail)
+        if len(self.live()) >= self._settings.open_transactions:
+            raise ProblemError(Code.STAGED_BUDGET, "Too many transactions are open; commit or abort some.")
+        return expires_in_s
+
+    def open(self, options: TransactionOptions) -> Transaction:
+        """A new transaction; raises what `check` does."""
+        transaction = Transaction(options, self.check(options))
+        self._all[transaction.id] = transaction
+        self._forget_ended()
+        return transaction
+
+    def get(self, id: str) -> Transaction:
+        """One transaction; raises unknown_transaction."""
+        if id not in self._all:
+            raise ProblemError(Code.UNKNOWN_TRANSACTION, "There is no transaction of this id, or no longer.")
+        return self._all[id]
+
+    def all(self) -> list[Transaction]:
+        """Every one that is remembered, oldest first."""
+        return list(self._all.values())
+
+    def live(self) -> list[Transaction]:
+        """Those that have not ended."""
+        return [one for one in self._all.values() if one.state in LIVE]
+
+    def _forget_ended(self) -> None:
+        ended = [one for one in self._all.values() if one.state not in LIVE]
+        for one in ended[: max(0, len(ended) - self._settings.ended_transactions)]:
+            del self._all[one.id]
+
+
+def preparation(prepared: Prepared) -> wire.Preparation:
+    """What phase one found, on the wire."""
+    ranks = prepared.result.ranks
+    return wire.Preparation(
+        version=prepared.base,
+        prepare_ms=prepared.result.prepare_ms,
+        nbytes=sum(rank.nbytes for rank in ranks),
+        undo_nbytes=max((rank.undo_nbytes for rank in ranks), default=0),
+        ranks=tuple(wire.RankWork.model_validate(rank, from_attributes=True) for rank in ranks),
+    )
+
+
+def _emptied(staged: StagedUpload) -> StagedUpload:
+    """Without its writes, which can be many and are of no use once the file is gone."""
+    return staged.model_copy(update={"writes": ()})

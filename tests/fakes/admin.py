@@ -1,0 +1,130 @@
+"""An admin app before a fake engine, in one process and without a socket."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+from fastapi import FastAPI
+
+from app.main import create_app
+from app.service import Service
+from app.settings import Settings
+from schemas.dtypes import Dtype
+from tests.fakes.engine import EXPERTS, HIDDEN, INNER, FakeEngine, Line
+from tests.fakes.safetensors import Part, body
+
+OCTETS = {"content-type": "application/octet-stream"}
+Q_PROJ = "model.layers.0.self_attn.q_proj.weight"
+
+
+@dataclass
+class Admin:
+    """The admin, its engine, and a client of its routes."""
+
+    app: FastAPI
+    http: httpx.AsyncClient
+    engine: FakeEngine
+    line: Line
+    state_dir: Path
+
+    @property
+    def service(self) -> Service:
+        """What is behind the routes."""
+        service: Service = self.app.state.service
+        return service
+
+    @property
+    def files(self) -> list[Path]:
+        """Files left in the state folder."""
+        return [path for path in self.state_dir.rglob("*") if path.is_file()]
+
+    async def open(self, **options: Any) -> str:
+        """Open a transaction; its path."""
+        answer = await self.http.post("/v1/transactions", json=options)
+        assert answer.status_code == 201, answer.text
+        return answer.headers["location"]
+
+    async def upload(
+        self, transaction: str, seed: int = 1, layer: int = 0, expert: int = 0
+    ) -> httpx.Response:
+        """Upload an expert of random weights."""
+        path = f"{transaction}/experts/{layer}/{expert}"
+        return await self.http.put(path, content=expert_body(seed), headers=OCTETS)
+
+    async def commit(self, seed: int = 1, **options: Any) -> httpx.Response:
+        """A transaction of one expert, committed."""
+        transaction = await self.open(**options)
+        answer = await self.upload(transaction, seed)
+        assert answer.status_code == 200, answer.text
+        return await self.http.post(f"{transaction}/commit")
+
+    async def version(self) -> str:
+        """The current version, as the history says."""
+        version: str = (await self.http.get("/v1/versions/current")).json()["version"]
+        return version
+
+
+@asynccontextmanager
+async def running(
+    state_dir: Path, ranks: int = 1, engine: FakeEngine | None = None, **settings: Any
+) -> AsyncIterator[Admin]:
+    """An admin that has found its engine."""
+    engine = engine or FakeEngine(ranks)
+    async with asleep(state_dir, engine, **settings) as admin:
+        while admin.service.link.engine is None:
+            await asyncio.sleep(0.005)
+        yield admin
+
+
+@asynccontextmanager
+async def asleep(state_dir: Path, engine: FakeEngine, **settings: Any) -> AsyncIterator[Admin]:
+    """An admin that may not have found its engine yet."""
+    quick = {"engine_poll_s": 0.02, "engine_settle_s": 0.5, "engine_probe_s": 0.3, "sweep_s": 0.02}
+    line = Line(engine)
+    app = create_app(Settings.model_validate({"state_dir": state_dir, **quick, **settings}), line)
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8001") as http,
+    ):
+        yield Admin(app, http, engine, line, state_dir)
+
+
+def bf16(seed: int, count: int) -> bytes:
+    """Finite bf16 numbers as raw bytes."""
+    import numpy as np
+
+    floats = np.random.default_rng(seed).standard_normal(count).astype(np.float32)
+    return (floats.view(np.uint32) >> 16).astype(np.uint16).tobytes()
+
+
+def expert_parts(seed: int) -> dict[str, Part]:
+    """The tensors of one expert under their short names."""
+    shapes: dict[str, tuple[int, ...]] = {
+        "gate_up_proj": (HIDDEN, 2 * INNER),
+        "gate_up_proj_bias": (2 * INNER,),
+        "down_proj": (INNER, HIDDEN),
+        "down_proj_bias": (HIDDEN,),
+    }
+    counts = {name: shape[0] * (shape[1] if len(shape) > 1 else 1) for name, shape in shapes.items()}
+    return {
+        name: (Dtype.BF16, shape, bf16(seed + place, counts[name]))
+        for place, (name, shape) in enumerate(shapes.items())
+    }
+
+
+def expert_body(seed: int = 1) -> bytes:
+    """A whole expert."""
+    return body(expert_parts(seed))
+
+
+def q_proj_body(seed: int = 1) -> bytes:
+    """A plain file that replaces one attention tensor."""
+    return body({Q_PROJ: (Dtype.BF16, (HIDDEN, HIDDEN), bf16(seed, HIDDEN * HIDDEN))})
+
+
+__all__ = ["EXPERTS", "OCTETS", "Q_PROJ", "Admin", "asleep", "bf16", "expert_body", "expert_parts", "running"]
