@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -70,7 +71,7 @@ def test_gigabyte_costs_little_memory_and_keeps_answering(
     assert max(pauses) < 0.1
 
 
-def _upload(port: int) -> tuple[int, dict[str, object]]:
+def _upload(port: int) -> tuple[int, dict[str, Any]]:
     connection = http.client.HTTPConnection("127.0.0.1", port)
     piece = bytes(MIB)
     connection.putrequest("POST", "/upload")
