@@ -184,7 +184,7 @@ def nearly_right(draw: st.DrawFn) -> bytes:
     return bytes(content)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(
     st.one_of(
         nearly_right(),
@@ -223,7 +223,7 @@ _WRITERS_NAMES = {
 _TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     tensors=st.dictionaries(
         _TEXT.filter(lambda name: name not in ("", "__metadata__")),

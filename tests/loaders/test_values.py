@@ -16,7 +16,7 @@ from loaders import values
 from loaders.values import IndexFault
 from schemas.dtypes import Dtype
 
-_FIXTURE = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+_FIXTURE = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @contextmanager
