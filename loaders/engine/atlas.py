@@ -14,12 +14,13 @@ from torch import nn
 from vllm.config import VllmConfig
 
 from loaders.engine.checkpoint import Checkpoint
+from loaders.engine.hidden import hidden_copies
 from loaders.engine.kind import Kind, learn, own_parameters, signature
 from loaders.engine.spot import Spot, identity
 from loaders.engine.state import ModuleState, collect
 from loaders.engine.trace import Region, trace
 from loaders.engine.twin import build_twin
-from loaders.engine.workshop import Workshop
+from loaders.engine.workshop import Workshop, quant_method
 from schemas.model import CheckpointTensor, Treatment
 
 
@@ -166,6 +167,7 @@ def _site(name: str, using: list[tuple[Closure, str]], targets: dict[str, torch.
         if kind.treatment is Treatment.REBUILT:
             rebuilds.append(closure.name)
         problems += _mismatches(closure)
+        problems += _copies(closure, local)
         for spot in kind.spots:
             target = targets.get(f"{closure.name}.{spot.path}")
             if target is None:
@@ -192,6 +194,14 @@ def _mismatches(closure: Closure) -> list[str]:
     if found != closure.kind.tensors or tuple(closure.state.handles) != closure.kind.handles:
         return [f"{closure.name} holds other state than its kind: {sorted(found)}"]
     return []
+
+
+def _copies(closure: Closure, local: str) -> list[str]:
+    """Where nothing is processed nothing was proved either, so copies are looked for."""
+    if quant_method(closure.twin) is not None:
+        return []
+    copy = hidden_copies(closure.live).get(local)
+    return [f"{closure.name} keeps a copy of {local} at {copy}"] if copy else []
 
 
 def _refuse_live_aliases(sites: dict[str, Site], targets: dict[str, torch.Tensor]) -> None:

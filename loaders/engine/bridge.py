@@ -47,6 +47,8 @@ from schemas.problems import Code, ProblemError
 
 _log = logging.getLogger(__name__)
 _READ_TIMEOUT_S = 600.0
+BASE_VERSION = "0"
+"""What completions carry until the first commit."""
 
 
 class GraftBridge:
@@ -64,10 +66,13 @@ class GraftBridge:
         """Build every worker's session before the server answers its first request."""
         state.graft_engine = engine_client
         state.graft_secret = _read_secret()
+        if engine_client is None:
+            return
         answers = await Workers(engine_client).ask("graft_begin")
         for answer in answers:
             if answer.error is not None:
                 _log.error("rank %d: %s", answer.rank, answer.error.detail)
+        await engine_client.update_weight_version(BASE_VERSION)
 
 
 def _read_secret() -> bytes:

@@ -7,6 +7,9 @@ from math import prod
 from pathlib import Path
 
 import torch
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import LocalEntryNotFoundError
+from vllm.config import ModelConfig
 
 from schemas.dtypes import Dtype
 
@@ -130,3 +133,17 @@ def _read_header(path: Path) -> list[BaseTensor]:
         )
         for name, entry in header.items()
     ]
+
+
+def local_folder(model: ModelConfig) -> Path:
+    """The folder that the engine loaded the model from; a hub name is looked up in the local cache.
+
+    Raises FileNotFoundError if it is in neither place.
+    """
+    folder = Path(model.model)
+    if folder.is_dir():
+        return folder
+    try:
+        return Path(snapshot_download(model.model, revision=model.revision, local_files_only=True))
+    except LocalEntryNotFoundError as error:
+        raise FileNotFoundError(f"{model.model} is neither a folder nor in the local cache") from error

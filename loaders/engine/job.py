@@ -41,6 +41,7 @@ class MainThread:
 
     def __init__(self, patience_s: float) -> None:
         self._patience_s = patience_s
+        self._given_up = threading.Event()
         self._queue: SimpleQueue[_Call] = SimpleQueue()
 
     def call(self, function: Callable[[], R]) -> R:
@@ -48,14 +49,25 @@ class MainThread:
 
         Raises Abandoned if no poll comes in time, and what `function` raises.
         """
+        self.check()
         call = _Call(function)
         self._queue.put(call)
         if not call.done.wait(self._patience_s):
+            self._given_up.set()
             raise Abandoned(f"not polled for {self._patience_s} s")
         if call.error is not None:
             raise call.error
         result: R = call.result
         return result
+
+    def check(self) -> None:
+        """Raises Abandoned if nobody waits for the job any more."""
+        if self._given_up.is_set():
+            raise Abandoned("the job was given up")
+
+    def give_up(self) -> None:
+        """Let the job end at its next step without a result."""
+        self._given_up.set()
 
     def serve(self, budget_s: float) -> None:
         """Run queued calls until none is left or the time is used up; at least one."""
@@ -92,6 +104,10 @@ class Job(Generic[R]):
         if self._thread.is_alive():
             self._main.serve(budget_s)
         return not self._thread.is_alive()
+
+    def give_up(self) -> None:
+        """Let the job end without a result; what it made is dropped."""
+        self._main.give_up()
 
     def result(self) -> R:
         """What the ended job returned.

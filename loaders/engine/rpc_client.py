@@ -34,8 +34,8 @@ class Workers:
     async def run(self, method: str, request: str, timeout_s: float) -> list[Answer]:
         """Start a job on every rank and poll until all have ended.
 
-        Raises ProblemError `prepare_failed` if they have not in time; jobs that nobody
-        polls give up by themselves.
+        Raises ProblemError `prepare_failed` if they have not in time; the jobs are then
+        given up. So are jobs that nobody polls, by themselves.
         """
         started = await self.ask(method, request)
         if any(answer.error for answer in started):
@@ -46,6 +46,7 @@ class Workers:
         deadline = asyncio.get_running_loop().time() + timeout_s
         while len(done) < len(started):
             if asyncio.get_running_loop().time() > deadline:
+                await self.ask("graft_give_up", job)
                 raise ProblemError(Code.PREPARE_FAILED, f"{method} took more than {timeout_s} s")
             await asyncio.sleep(pause)
             pause = min(pause * 1.5, _SLOWEST_POLL_S)

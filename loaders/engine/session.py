@@ -10,7 +10,7 @@ from torch import nn
 from vllm.config import VllmConfig
 
 from loaders.engine.atlas import Atlas, Site, build_atlas
-from loaders.engine.checkpoint import Checkpoint
+from loaders.engine.checkpoint import Checkpoint, local_folder
 from loaders.engine.digests import Digests, Touched
 from loaders.engine.failpoints import Failpoints
 from loaders.engine.job import MainThread
@@ -46,7 +46,7 @@ class Session:
         self.rank = rank
         self.boot = uuid.uuid4().hex
         self.version = 0
-        checkpoint = Checkpoint.open(Path(vllm_config.model_config.model))
+        checkpoint = Checkpoint.open(local_folder(vllm_config.model_config))
         workshop = Workshop(vllm_config)
         self.atlas: Atlas = build_atlas(vllm_config, live, checkpoint, workshop)
         self._site_of = {target: site for site in self.atlas.sites.values() for target, _ in site.places()}
@@ -84,6 +84,7 @@ class Session:
             made.elements,
             digest_of(made.moves),
         )
+        main.check()
         self._prepared[request.key] = prepared
         return self._report(prepared, validate_ms=1e3 * (validated - started))
 

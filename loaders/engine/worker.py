@@ -162,6 +162,16 @@ class GraftWorker:
         return self.graft_answer(nonce, self.graft_jobs.pop(job).result)
 
 
+    def graft_give_up(self, nonce: str, job: str) -> str:
+        """Drop a job that took too long; it ends at its next step and leaves nothing."""
+
+        def give_up() -> None:
+            if job in self.graft_jobs:
+                self.graft_jobs.pop(job).give_up()
+
+        return self.graft_answer(nonce, give_up)
+
+
 class VersionedDigests(BaseModel):
     """Digests of one rank and the version that they are of."""
 

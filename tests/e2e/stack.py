@@ -1,0 +1,214 @@
+"""A running stack for tests: `graft serve` on a model, its engine, and what a client does with them."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+START_S = 300
+STOP_S = 60
+SAFETENSORS = {"content-type": "application/vnd.safetensors"}
+Answer = tuple[str, tuple[float, ...], tuple[tuple[str, ...], ...]]
+"""Text, log-probabilities of its tokens, and the nearest tokens at each step."""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@dataclass
+class Stack:
+    """One `graft serve` process with its engine."""
+
+    model: Path
+    folder: Path
+    admin: str = ""
+    inference: str = ""
+    process: subprocess.Popen[bytes] | None = None
+    http: httpx.Client = field(default_factory=lambda: httpx.Client(timeout=120))
+
+    @property
+    def failpoints(self) -> Path:
+        return self.folder / "failpoints"
+
+    @property
+    def log(self) -> str:
+        return (self.folder / "serve.log").read_text(errors="replace")
+
+    def start(self, max_model_len: int = 1024) -> None:
+        """Start and wait until the admin says that it is ready."""
+        self.failpoints.mkdir(parents=True, exist_ok=True)
+        admin, engine = free_port(), free_port()
+        self.admin, self.inference = f"http://127.0.0.1:{admin}", f"http://127.0.0.1:{engine}"
+        command = [
+            str(Path(sys.executable).parent / "graft"),
+            *("serve", str(self.model), "--port", str(admin), "--engine-port", str(engine)),
+            *("--state-dir", str(self.folder / "state")),
+            *("--", "--enforce-eager", "--max-model-len", str(max_model_len)),
+        ]
+        environment = os.environ | {
+            "GRAFT_FAILPOINTS": str(self.failpoints),
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+        }
+        with (self.folder / "serve.log").open("wb") as log:
+            self.process = subprocess.Popen(
+                command, env=environment, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
+            )
+        self._await_ready()
+
+    def _await_ready(self) -> None:
+        assert self.process is not None
+        deadline = time.monotonic() + START_S
+        while time.monotonic() < deadline:
+            if self.process.poll() is not None:
+                raise RuntimeError(f"graft serve ended with {self.process.returncode}:\n{self.log}")
+            try:
+                if self.http.get(f"{self.admin}/health/ready").status_code == 200:
+                    return
+            except httpx.TransportError:
+                pass
+            time.sleep(0.25)
+        raise RuntimeError(f"not ready after {START_S} s:\n{self.log}")
+
+    def stop(self) -> int:
+        """Ask it to end, and give its exit status."""
+        assert self.process is not None
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(STOP_S)
+        finally:
+            self.http.close()
+            if self.process.poll() is None:
+                self.process.kill()
+
+    # -- inference -------------------------------------------------------------------
+
+    def complete(self, prompt: list[int] | str, tokens: int = 24) -> Answer:
+        """A greedy completion with log-probabilities."""
+        body = self._completion(prompt, tokens) | {"logprobs": 3}
+        answer = self.http.post(f"{self.inference}/v1/completions", json=body).raise_for_status().json()
+        choice = answer["choices"][0]
+        logprobs = choice["logprobs"]
+        nearest = tuple(tuple(sorted(step)) for step in logprobs["top_logprobs"])
+        return choice["text"], tuple(logprobs["token_logprobs"]), nearest
+
+    def _completion(self, prompt: list[int] | str, tokens: int) -> dict[str, Any]:
+        return {
+            "model": str(self.model),
+            "prompt": prompt,
+            "max_tokens": tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+        }
+
+    def stream(self, prompt: list[int], tokens: int) -> Iterator[str]:
+        """Pieces of a greedy completion as they come; the last is its finish reason."""
+        body = self._completion(prompt, tokens) | {"stream": True}
+        with httpx.stream("POST", f"{self.inference}/v1/completions", json=body, timeout=300) as answer:
+            answer.raise_for_status()
+            for line in answer.iter_lines():
+                if not line.startswith("data: ") or line == "data: [DONE]":
+                    continue
+                choice = json.loads(line[6:])["choices"][0]
+                yield choice["text"]
+                if choice["finish_reason"]:
+                    yield choice["finish_reason"]
+
+    def ask(self, question: str, tokens: int = 32) -> str:
+        """A greedy chat answer."""
+        body = {
+            "model": str(self.model),
+            "messages": [{"role": "user", "content": question}],
+            "max_tokens": tokens,
+            "temperature": 0,
+        }
+        answer = self.http.post(f"{self.inference}/v1/chat/completions", json=body).raise_for_status()
+        text: str = answer.json()["choices"][0]["message"]["content"]
+        return text
+
+    def stamped_version(self, prompt: list[int]) -> set[str]:
+        """The weight versions that a completion carries, from vLLM's token-in-token-out route."""
+        body = {"token_ids": prompt, "sampling_params": {"max_tokens": 4, "temperature": 0}}
+        answer = self.http.post(f"{self.inference}/inference/v1/generate", json=body).raise_for_status()
+        return {span["weight_version"] for span in answer.json()["choices"][0]["weight_versions"]}
+
+    # -- admin -----------------------------------------------------------------------
+
+    def call(self, method: str, path: str, **options: Any) -> httpx.Response:
+        return self.http.request(method, self.admin + path, **options)
+
+    def json(self, method: str, path: str, **options: Any) -> Any:
+        answer = self.call(method, path, **options)
+        assert answer.is_success, f"{method} {path}: {answer.status_code} {answer.text}"
+        return answer.json() if answer.content else None
+
+    def patch(self, body: bytes, **query: Any) -> dict[str, Any]:
+        """Commit a batch or plain file in one request."""
+        receipt: dict[str, Any] = self.json(
+            "POST", "/v1/patches", content=body, headers=SAFETENSORS, params=query
+        )
+        return receipt
+
+    def put_expert(self, layer: int, expert: int, body: bytes, **query: Any) -> dict[str, Any]:
+        """Commit one expert in one request."""
+        path = f"/v1/experts/{layer}/{expert}"
+        receipt: dict[str, Any] = self.json("PUT", path, content=body, headers=SAFETENSORS, params=query)
+        return receipt
+
+    def rollback(self, version: int | str) -> dict[str, Any]:
+        receipt: dict[str, Any] = self.json("POST", "/v1/rollback", json={"to_version": version})
+        return receipt
+
+    def version(self) -> int:
+        return int(self.json("GET", "/v1/versions/current")["version"])
+
+    def digests(self) -> dict[str, str]:
+        """Every rank's digests by rank and name."""
+        answer = self.json("GET", "/v1/digests")
+        return {
+            f"{rank['rank']}:{tensor['name']}": tensor["blake3"]
+            for rank in answer["ranks"]
+            for tensor in rank["tensors"]
+        }
+
+    def staged_files(self) -> list[Path]:
+        return [path for path in (self.folder / "state" / "staged").rglob("*") if path.is_file()]
+
+    @contextmanager
+    def transaction(self, **options: Any) -> Iterator["Transaction"]:
+        """An open transaction; what happens to it is up to the caller."""
+        answer = self.json("POST", "/v1/transactions", json=options)
+        yield Transaction(self, answer["id"])
+
+
+@dataclass
+class Transaction:
+    """One transaction of a stack."""
+
+    stack: Stack
+    id: str
+
+    def expert(self, layer: int, expert: int, body: bytes) -> Any:
+        path = f"/v1/transactions/{self.id}/experts/{layer}/{expert}"
+        return self.stack.json("PUT", path, content=body, headers=SAFETENSORS)
+
+    def patches(self, body: bytes) -> Any:
+        path = f"/v1/transactions/{self.id}/patches"
+        return self.stack.json("POST", path, content=body, headers=SAFETENSORS)
+
+    def commit(self) -> httpx.Response:
+        return self.stack.call("POST", f"/v1/transactions/{self.id}/commit")
