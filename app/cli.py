@@ -4,9 +4,8 @@ import asyncio
 import os
 from importlib.metadata import version as installed
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
-import click
 import httpx
 import typer
 from pydantic import ValidationError
@@ -16,8 +15,9 @@ from app.access import load_token
 from app.demo import DemoModelError, make_demo_model
 from app.listen import AddressError, url_of
 from app.main import create_app
-from app.serve import ManagedEngine, Service
+from app.serve import Foreground, ManagedEngine
 from app.settings import Settings
+from app.state_folder import StateFolderError, claimed
 from app.supervisor import SECRET_VARIABLE, EngineStartError, engine_command
 from app.supported import UnsupportedVllmError, installed_vllm
 
@@ -25,6 +25,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
     help="Change the weights of a live vLLM server, and put them back.",
 )
 
@@ -53,16 +54,23 @@ def _common(
 def serve(
     model: Annotated[str | None, typer.Argument(help="Checkpoint folder, or a name that vLLM knows.")] = None,
     vllm_args: Annotated[
-        list[str] | None, typer.Argument(metavar="[-- VLLM-ARGS…]", help="Goes to vLLM as it is.")
+        list[str] | None, typer.Argument(metavar="-- VLLM-ARGS…", help="Goes to vLLM as it is.")
     ] = None,
-    host: Annotated[str | None, typer.Option(help="Where the admin listens.  [127.0.0.1]")] = None,
-    port: Annotated[int | None, typer.Option(help="Port of the admin.  [8001]")] = None,
+    host: Annotated[
+        str | None, typer.Option(help="Where the admin listens.  [env var: GRAFT_HOST; default: 127.0.0.1]")
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option(help="Port of the admin.  [env var: GRAFT_PORT; default: 8001]")
+    ] = None,
     engine_host: Annotated[
         str, typer.Option(envvar="GRAFT_ENGINE_HOST", help="Where vLLM listens.")
     ] = "127.0.0.1",
     engine_port: Annotated[int, typer.Option(envvar="GRAFT_ENGINE_PORT", help="Port of vLLM.")] = 8000,
     state_dir: Annotated[
-        Path | None, typer.Option(help="Folder for staged uploads, the engine's log and secret.  [.graft]")
+        Path | None,
+        typer.Option(
+            help="Staged uploads, log and secret of the engine.  [env var: GRAFT_STATE_DIR; default: .graft]"
+        ),
     ] = None,
     engine: Annotated[
         str | None,
@@ -103,7 +111,7 @@ def serve(
             environ=os.environ,
         )
     except (UnsupportedVllmError, EngineStartError) as error:
-        raise _Refused(str(error)) from error
+        _refuse(str(error))
     managed = ManagedEngine(model, engine_host, engine_port, secret_file, command)
     raise typer.Exit(_run(settings.model_copy(update={"engine_secret_file": secret_file}), managed))
 
@@ -115,7 +123,7 @@ def demo_model(folder: Annotated[Path, typer.Argument(help="Where to put the mod
     try:
         make_demo_model(folder)
     except DemoModelError as error:
-        raise _Refused(f"the demo model could not be made:\n{error}") from error
+        _refuse(f"the demo model could not be made:\n{error}")
 
 
 @app.command()
@@ -127,13 +135,15 @@ def health() -> None:
     try:
         answer = httpx.get(f"{url_of(settings.host, settings.port)}/health/ready", headers=headers, timeout=5)
     except httpx.HTTPError as error:
-        raise _Refused(f"no answer: {error}") from error
+        _refuse(f"no answer: {error}")
     typer.echo(answer.text)
     raise typer.Exit(0 if answer.status_code == httpx.codes.OK else 1)
 
 
-class _Refused(click.ClickException):
-    """Ends the command with status 1 and a message."""
+def _refuse(why: str) -> NoReturn:
+    """End the command with status 1 and a message."""
+    typer.echo(f"graft: {why}", err=True)
+    raise typer.Exit(1)
 
 
 def _settings(**given: object) -> Settings:
@@ -142,22 +152,21 @@ def _settings(**given: object) -> Settings:
         return Settings.model_validate({name: value for name, value in given.items() if value is not None})
     except ValidationError as error:
         causes = [f"GRAFT_{str(e['loc'][0]).upper()}: {e['msg']}" for e in error.errors()]
-        raise _Refused("\n".join(causes)) from error
+        _refuse("\n".join(causes))
 
 
 def _token(settings: Settings) -> str | None:
     try:
         return load_token(settings)
     except (ValueError, OSError) as error:
-        raise _Refused(str(error)) from error
+        _refuse(str(error))
 
 
 def _run(settings: Settings, engine: ManagedEngine | None) -> int:
     if _token(settings) is None:
         typer.echo(f"no token is set: every process on this machine can change the weights ({settings.host})")
-    settings.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-    service = Service(create_app(settings), settings, engine, Console())
     try:
-        return asyncio.run(service.run())
-    except AddressError as error:
-        raise _Refused(str(error)) from error
+        with claimed(settings.state_dir):
+            return asyncio.run(Foreground(create_app(settings), settings, engine, Console()).run())
+    except (AddressError, StateFolderError) as error:
+        _refuse(str(error))

@@ -30,7 +30,7 @@ def make_demo_model(path: Path) -> bool:
     if (path / "config.json").exists():
         return False
     made = subprocess.run(
-        [sys.executable, "-m", MAKER, str(path)],
+        [sys.executable, "-P", "-m", MAKER, str(path)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -24,6 +24,7 @@ class LiveProgress:
     """One line with a spinner that is written over."""
 
     def __init__(self, console: Console) -> None:
+        self._console = console
         self._begun = time.monotonic()
         self._status = Status("starting the engine", console=console)
         self._status.start()
@@ -31,7 +32,8 @@ class LiveProgress:
     def update(self, doing: str) -> None:
         """Show seconds since the start and as much of `doing` as fits."""
         head = f"starting the engine, {time.monotonic() - self._begun:.0f} s"
-        self._status.update(Text(f"{head}: {doing}", overflow="ellipsis", no_wrap=True))
+        # The spinner takes two columns; a line that wraps could not be written over.
+        self._status.update(Text(f"{head}: {doing}"[: self._console.width - 3]))
 
     def close(self) -> None:
         """Remove the line."""

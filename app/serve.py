@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from app.listen import listen, require_free, url_of
 from app.progress import progress_on
 from app.settings import Settings
 from app.supervisor import EngineCommand, Supervisor, make_secret
+from schemas.status import Progress
 
 ADMIN_GRACE_S = 25
 """For requests that are being answered when the end comes: a commit finishes or is undone."""
@@ -46,7 +48,7 @@ class _Server(uvicorn.Server):
         yield
 
 
-class Service:
+class Foreground:
     """One run of `graft serve`."""
 
     def __init__(
@@ -57,6 +59,7 @@ class Service:
         self._engine = engine
         self._console = console
         self._supervisor = Supervisor(engine.command) if engine else None
+        self._progress: Progress | None = None
         self._server = _Server(
             uvicorn.Config(
                 app,
@@ -120,13 +123,18 @@ class Service:
     async def _lead_in(self, engine: ManagedEngine, port: int) -> None:
         """Show progress until the engine is ready, then what can be tried."""
         guide = Guide(self._app, self._settings, port)
-        progress = progress_on(self._console)
+        self._app.state.service.progress = lambda: self._progress
+        begun = time.monotonic()
+        screen = progress_on(self._console)
         try:
             while (version := await guide.ready_version()) is None:
-                progress.update(await asyncio.to_thread(doing, engine.command.log))
+                line = await asyncio.to_thread(doing, engine.command.log)
+                screen.update(line)
+                self._progress = Progress(phase="starting", detail=line, elapsed_s=time.monotonic() - begun)
                 await asyncio.sleep(POLL_S)
         finally:
-            progress.close()
+            self._progress = None
+            screen.close()
         inference = url_of(engine.host, engine.port)
         for line in await guide.lines(inference, engine.model, version):
             self._say(line)

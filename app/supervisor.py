@@ -53,7 +53,8 @@ def engine_command(
         flag = argument.partition("=")[0].replace("_", "-")
         if flag in OWNED_FLAGS:
             raise EngineStartError(f"{flag} is set by Graft: use the options of `graft serve` instead")
-    argv = [sys.executable, "-m", ENTRY, "--model", model, "--served-model-name", model]
+    # -P: folders named like Graft's modules in the user's working folder are not looked at.
+    argv = [sys.executable, "-P", "-m", ENTRY, "--model", model, "--served-model-name", model]
     argv += ["--host", host, "--port", str(port), "--worker-extension-cls", EXTENSION]
     if "--enforce-eager" not in vllm_args and not _compiler(environ):
         argv.append("--enforce-eager")
