@@ -42,11 +42,12 @@ class Guide:
         ready = f"ready: {model} at version {version}, completions at {inference}, admin at {self._admin_url}"
         answer = await self._client.get("/v1/model")
         served = Model.model_validate_json(answer.content) if answer.status_code == httpx.codes.OK else None
-        if served is None or not served.experts:
+        if served is None or not served.expert_tensors:
             return [ready, "", "# ask a question", tour.ask()]
         file = self._settings.state_dir / EXAMPLE
         await asyncio.to_thread(write_zero_expert, file, served.expert_tensors)
-        layer, expert = min(EXPERT[0], served.layers - 1), min(EXPERT[1], served.experts - 1)
+        layer = served.expert_layers[min(EXPERT[0], len(served.expert_layers) - 1)]
+        expert = min(EXPERT[1], served.experts - 1)
         return [
             ready,
             "Try it, in another terminal:",

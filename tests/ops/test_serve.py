@@ -1,91 +1,19 @@
 """`graft serve` as a process, with a stand-in for vLLM as its child."""
 
 import os
-import re
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 
 from app.listen import listen
+from tests.ops.served import Serve
 
-GRAFT = "import app.serve; app.serve.ENGINE_GRACE_S = 1; from app.cli import main; main()"
 SLOW = "import time; print('loading weights', flush=True); time.sleep(300)"
 BROKEN = "import sys; print('no such model: m', flush=True); sys.exit(3)"
 STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN);" + SLOW
-
-
-class Served:
-    """A running `graft serve` and what it has said so far."""
-
-    def __init__(self, process: subprocess.Popen[str], output: Path, state: Path) -> None:
-        self.process = process
-        self._output = output
-        self.state = state
-
-    @property
-    def said(self) -> str:
-        return self._output.read_text()
-
-    def wait_for(self, pattern: str, timeout_s: float = 30) -> re.Match[str]:
-        """The first match of `pattern` in the output."""
-        deadline = time.monotonic() + timeout_s
-        while time.monotonic() < deadline:
-            if found := re.search(pattern, self.said):
-                return found
-            time.sleep(0.02)
-        raise AssertionError(f"{pattern!r} is not in {self.said!r}")
-
-    @property
-    def admin(self) -> str:
-        return self.wait_for(r"admin: (http://\S+)")[1]
-
-    @property
-    def engine_pid(self) -> int:
-        return int(self.wait_for(r"engine: process (\d+)")[1])
-
-
-Serve = Callable[..., Served]
-
-
-@pytest.fixture
-def serve(tmp_path: Path) -> Iterator[Serve]:
-    """Starts `graft serve`; the engine is `code`, found in the place of vLLM's server module."""
-    started: list[Served] = []
-
-    def start(code: str, *arguments: str, **environ: str) -> Served:
-        package = tmp_path / "stand-in"
-        for name in ("vllm", "entrypoints", "launchers", "api_server"):
-            package /= name
-            package.mkdir(parents=True, exist_ok=True)
-            (package / "__init__.py").touch()
-        (package / "entry.py").write_text(code)
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith("GRAFT_")}
-        output = tmp_path / f"output{len(started)}"
-        state = tmp_path / "state"
-        with output.open("w") as file:
-            process = subprocess.Popen(
-                [sys.executable, "-c", GRAFT, "serve", *arguments, "--port", "0", "--state-dir", str(state)],
-                env=inherited | {"PYTHONPATH": str(tmp_path / "stand-in")} | environ,
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=file,
-                text=True,
-            )
-        served = Served(process, output, state)
-        started.append(served)
-        return served
-
-    yield start
-    for served in started:
-        if served.process.poll() is None:
-            served.process.send_signal(signal.SIGTERM)
-            served.process.wait(60)
 
 
 def _alive(pid: int) -> bool:

@@ -1,0 +1,58 @@
+"""Fixtures for tests of the command and what it runs."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from app.listen import listen
+from tests.ops.served import Serve, Served
+
+GRAFT = "import app.serve; app.serve.ENGINE_GRACE_S = 1; from app.cli import main; main()"
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Serve]:
+    """Starts `graft serve`; the engine is `code`, found in the place of vLLM's server module."""
+    started: list[Served] = []
+
+    def start(code: str, *arguments: str, **environ: str) -> Served:
+        package = tmp_path / "stand-in"
+        for name in ("vllm", "entrypoints", "launchers", "api_server"):
+            package /= name
+            package.mkdir(parents=True, exist_ok=True)
+            (package / "__init__.py").touch()
+        (package / "entry.py").write_text(code)
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("GRAFT_")}
+        output = tmp_path / f"output{len(started)}"
+        state = tmp_path / "state"
+        with output.open("w") as file:
+            process = subprocess.Popen(
+                [sys.executable, "-c", GRAFT, "serve", *arguments, "--port", "0", "--state-dir", str(state)],
+                env=inherited | {"PYTHONPATH": str(tmp_path / "stand-in")} | environ,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                text=True,
+            )
+        served = Served(process, output, state)
+        started.append(served)
+        return served
+
+    yield start
+    for served in started:
+        if served.process.poll() is None:
+            served.process.send_signal(signal.SIGTERM)
+            served.process.wait(60)
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with listen("127.0.0.1", 0) as probe:
+        port: int = probe.getsockname()[1]
+    return port
