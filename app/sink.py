@@ -1,23 +1,19 @@
 """Where a body goes: a new file, hashed while it is written, a batch at a time in a worker thread."""
 
 import asyncio
-import errno
 import hashlib
 import os
 import secrets
 import threading
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from blake3 import blake3
 
-from schemas.problems import Code, ProblemError
+from loaders.staged import refuse_full_disk
 
 BATCH_NBYTES = 1 << 20
 """Bytes that are handed to a thread at once; two batches exist at a time."""
-
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Sink:
@@ -68,7 +64,7 @@ class Sink:
     def _close(self) -> None:
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
-            with _explained():
+            with refuse_full_disk():
                 os.close(descriptor)
 
 
@@ -110,7 +106,7 @@ class Batches:
 
 
 def _create(path: Path) -> int:
-    with _explained():
+    with refuse_full_disk():
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
 
@@ -118,20 +114,9 @@ def _create(path: Path) -> int:
 def _append(descriptor: int, batch: bytes) -> None:
     """Write all of `batch`; the kernel may take less at a time."""
     rest = memoryview(batch)
-    with _explained():
+    with refuse_full_disk():
         while rest:
             rest = rest[os.write(descriptor, rest) :]
-
-
-@contextmanager
-def _explained() -> Iterator[None]:
-    """Turn a full disk into a refusal."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in _FULL:
-            raise
-        raise ProblemError(Code.DISK_FULL, "There is no room left on the disk for staged uploads.") from error
 
 
 def _seen(writing: asyncio.Future[None]) -> None:

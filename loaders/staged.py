@@ -1,11 +1,14 @@
 """Bodies on disk: received, measured and hashed, with a checked header; not yet checked against a model."""
 
+import errno
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from loaders.header import Header
+from schemas.problems import Code, ProblemError
 
 
 @dataclass(frozen=True)
@@ -24,10 +27,25 @@ class StagedFile:
 
 
 def fsync_all(files: Iterable[StagedFile]) -> None:
-    """Make files and their directory entries durable; blocking. Raises `OSError`."""
+    """Make files and their directory entries durable; blocking.
+
+    Some file systems find out only now that there is no room: raises `disk_full`, or `OSError`.
+    """
     paths = [file.path for file in files]
-    for path in [*paths, *dict.fromkeys(path.parent for path in paths)]:
-        _fsync(path)
+    with refuse_full_disk():
+        for path in [*paths, *dict.fromkeys(path.parent for path in paths)]:
+            _fsync(path)
+
+
+@contextmanager
+def refuse_full_disk() -> Iterator[None]:
+    """Turn the faults of a full disk or a used-up quota into `disk_full`; others stay `OSError`."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise ProblemError(Code.DISK_FULL, "There is no room left on the disk for staged uploads.") from error
 
 
 def _fsync(path: Path) -> None:

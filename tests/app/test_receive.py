@@ -23,7 +23,6 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import Message
 
-import app.sink
 import app.unread
 from app.announced import check_announced
 from app.budget import StagedBudget
@@ -566,17 +565,13 @@ def test_disk_full(server: Server, monkeypatch: pytest.MonkeyPatch, code: int, a
 def test_disk_full_at_open(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """No room for the file's name is 507 too."""
 
-    def full(*_: object) -> int:
+    def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "full")
 
-    monkeypatch.setattr(app.sink, "_create", lambda path: _explained_full(full))
+    monkeypatch.setattr(Path, "mkdir", full)
     assert server.post(GOOD).code == Code.DISK_FULL
+    monkeypatch.undo()
     server.assert_nothing_left()
-
-
-def _explained_full(full: Callable[[], int]) -> int:
-    with app.sink._explained():
-        return full()
 
 
 def test_short_writes(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

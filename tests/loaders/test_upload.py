@@ -4,6 +4,7 @@ import json
 import math
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -398,7 +399,8 @@ def test_values_are_never_echoed(tmp_path: Path) -> None:
         [secret],
         secret,
     ):
-        refusal = refusal_of(lambda wrong=wrong: check(tmp_path, batch_body([wrong], V | AT)))
+        content = batch_body([wrong], V | AT)
+        refusal = refusal_of(partial(check, tmp_path, content))
         assert secret not in refusal.problem().model_dump_json()
 
 
