@@ -30,7 +30,7 @@ def load_token(settings: Settings) -> str | None:
 
     Raises ValueError if the token is empty or if a service that others can reach has none.
     """
-    token = settings.token.get_secret_value() if settings.token else None
+    token = settings.token.get_secret_value() if settings.token is not None else None
     if token is None and settings.token_file is not None:
         token = settings.token_file.read_text(encoding="utf-8")
     if token is None:

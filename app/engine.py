@@ -16,9 +16,6 @@ from schemas.problems import Code, ProblemError
 
 Answer = TypeVar("Answer", bound=BaseModel)
 
-_GRACE_S = 5.0
-"""How much longer than the engine's own bound its answer is waited for."""
-
 
 class EngineUnreachable(ProblemError):
     """No connection came about: the engine was not asked."""
@@ -94,7 +91,7 @@ class EngineClient:
             base_version=base_version,
             uploads=tuple(uploads),
             restore=restore,
-            timeout_s=bound,
+            timeout_s=0.9 * bound,  # so that its own answer comes before ours
         )
         return await self._post("prepare", request, bridge.PrepareResult, bound)
 
@@ -124,7 +121,7 @@ class EngineClient:
         return await self._post("read", request, bridge.ReadResult, self._settings.engine_read_s)
 
     async def _post(self, name: str, request: BaseModel, kind: type[Answer], bound_s: float) -> Answer:
-        content = await self._ask("POST", name, request, bound_s + _GRACE_S)
+        content = await self._ask("POST", name, request, bound_s)
         answer = _parse(kind, content)
         _check_nonce(content, getattr(request, "nonce", ""))
         return answer

@@ -88,7 +88,6 @@ class Intake:
 
         def refuse_early() -> None:
             current = service.ledger.current.version
-            service.link.require_writable()
             service.changes.require_idle()
             service.transactions.check(options)
             expected.check(current)
@@ -115,8 +114,9 @@ class Intake:
         service, request = self._service, self._request
         key = key_of(request)
         if not service.replies.known(key):  # else the answer is known and the state of things does not matter
-            self._body.check_place(service.link.require().catalogue)
+            service.link.require_known()
             refuse_early()
+            self._body.check_place(service.link.require().catalogue)
         service.staging.check(request)
         file = await service.staging.receive(request)
 

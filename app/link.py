@@ -95,7 +95,12 @@ class EngineLink:
     async def state(self) -> bridge.EngineState:
         """Where the attached engine stands; engine_unavailable if it has been restarted."""
         engine = self.require()
-        state = await self.client.state()
+        try:
+            state = await self.client.state()
+        except ProblemError as error:
+            if error.code is Code.STATE_UNKNOWN:
+                self.mark_unknown(error.detail, engine.boots)
+            raise
         self.last, self.reachable = state, True
         if boots_of(state) != engine.boots:
             self._detach()

@@ -11,7 +11,7 @@ from schemas import bridge
 from schemas.bridge import Outcome, RankReport
 from schemas.problems import STATUS, Code, ProblemError
 
-_SETTLE_STEP_S = 0.1
+_SETTLE_STEP_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,11 @@ async def prepare(link: EngineLink, key: str, base: int, work: Work) -> Prepared
     try:
         result = await link.client.prepare(key, base, work.uploads, work.restore)
         _judge_prepare(result, boots)
-    except ProblemError:
-        await drop(link, key)
+    except ProblemError as error:
+        if error.code is Code.STATE_UNKNOWN:
+            link.mark_unknown(error.detail, boots)
+        else:
+            await drop(link, key)
         raise
     return Prepared(key, base, result)
 
@@ -88,27 +91,31 @@ async def _settle(
     link: EngineLink, boots: dict[int, str], prepared: Prepared, version: int, cause: ProblemError
 ) -> bridge.CommitResult:
     """Find out how a commit ended whose answer was lost; every rank has to say the same."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(link.settle_s):
-            while True:
-                state = await _ask(link)
-                if state is not None and boots_of(state) != boots:
-                    break
-                if state is not None and not state.paused:
-                    versions = {rank.version for rank in state.ranks}
-                    if versions == {version}:
-                        return _reconstructed(prepared)
-                    if versions == {prepared.base} and not any(
-                        prepared.key in r.prepared for r in state.ranks
-                    ):
-                        # Nothing is prepared any more, so no late arrival can commit it.
-                        detail = f"{cause.detail} Every rank still runs version {prepared.base}."
-                        raise ProblemError(Code.COMMIT_UNDONE, detail, ranks=_per_rank(prepared.result.ranks))
-                    await drop(link, prepared.key)
-                await asyncio.sleep(_SETTLE_STEP_S)
-    raise ProblemError(
-        Code.STATE_UNKNOWN, f"{cause.detail} What it runs could not be found out; restart the engine."
-    )
+    clock = asyncio.get_running_loop().time
+    idle_since = begun = clock()
+    while clock() - begun < link.settle_s:
+        state = await _ask(link)
+        if state is not None and boots_of(state) != boots:
+            break
+        if state is None or state.paused:
+            idle_since = clock()
+        elif all(rank.version == version for rank in state.ranks):
+            return _reconstructed(prepared)
+        elif all(_untouched(rank, prepared) for rank in state.ranks):
+            # Nothing is prepared any more, so no late arrival can commit it.
+            detail = f"{cause.detail} Every rank still runs version {prepared.base}."
+            raise ProblemError(Code.COMMIT_UNDONE, detail, ranks=_per_rank(prepared.result.ranks))
+        elif clock() - idle_since > link.settle_s / 2:
+            # The engine has been seen to do nothing for long: the question was lost on its way.
+            # Sooner, this could meet a commit that has begun and take away what undoes it.
+            await drop(link, prepared.key)
+        await asyncio.sleep(_SETTLE_STEP_S)
+    detail = f"{cause.detail} What it runs could not be found out; restart the engine."
+    raise ProblemError(Code.STATE_UNKNOWN, detail)
+
+
+def _untouched(rank: bridge.RankState, prepared: Prepared) -> bool:
+    return rank.version == prepared.base and prepared.key not in rank.prepared
 
 
 async def _ask(link: EngineLink) -> bridge.EngineState | None:

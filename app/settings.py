@@ -58,6 +58,7 @@ class Settings(BaseSettings):
     engine_read_s: Seconds = 300
     """Bound on read-backs and digests."""
     engine_prepare_s: Seconds = 600
+    """Bound on phase one; the engine is told to give up after nine tenths of it."""
     engine_commit_s: Seconds = 300
     engine_settle_s: Seconds = 20
     """How long to look for the outcome of a commit whose answer was lost."""

@@ -32,10 +32,11 @@ async def get_baseline(name: Name, service: ServiceDep) -> Baseline:
     "/{name}",
     response_model=Baseline,
     openapi_extra=json_parameters(),
-    responses=problems(Code.VERSION_NOT_HELD, Code.UNDO_BUDGET),
+    responses=problems(Code.VERSION_NOT_HELD, Code.UNDO_BUDGET, Code.STATE_UNKNOWN),
 )
 async def put_baseline(name: Name, service: ServiceDep, request: BaselineRequest | None = None) -> Baseline:
     """Name a version, else the current one: what rolling back to it needs is kept until the name goes."""
+    service.link.require_known()
     asked = request.version if request else None
     version = service.ledger.current.version if asked is None else asked
     return _view(service.ledger.set_baseline(name, version, service.settings.undo_bytes))

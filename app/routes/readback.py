@@ -18,7 +18,7 @@ from schemas.problems import Code, ProblemError
 router = APIRouter(prefix="/v1", tags=["weights"])
 
 _CHUNK = 1024 * 1024
-_READ = (Code.ENGINE_UNAVAILABLE, Code.TENSOR_UNSUPPORTED, Code.DISK_FULL)
+_READ = (Code.ENGINE_UNAVAILABLE, Code.BUSY, Code.TENSOR_UNSUPPORTED, Code.DISK_FULL)
 
 
 @router.get(

@@ -15,7 +15,7 @@ from schemas.transactions import ExpertOptions, OneShotExpertOptions, Receipt, T
 
 router = APIRouter(prefix="/v1", tags=["uploads"], route_class=UploadRoute)
 
-_INTO = (Code.UNKNOWN_TRANSACTION, Code.TRANSACTION_STATE, Code.TRANSACTION_EXPIRED)
+_INTO = (Code.STATE_UNKNOWN, Code.UNKNOWN_TRANSACTION, Code.TRANSACTION_STATE, Code.TRANSACTION_EXPIRED)
 
 
 @router.put(

@@ -1,20 +1,21 @@
 """An admin app before a fake engine, in one process and without a socket."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 from fastapi import FastAPI
 
 from app.main import create_app
 from app.service import Service
 from app.settings import Settings
 from schemas.dtypes import Dtype
-from tests.fakes.engine import EXPERTS, HIDDEN, INNER, FakeEngine, Line
+from tests.fakes.engine import HIDDEN, INNER, FakeEngine, Line
 from tests.fakes.safetensors import Part, body
 
 OCTETS = {"content-type": "application/octet-stream"}
@@ -74,30 +75,43 @@ async def running(
 ) -> AsyncIterator[Admin]:
     """An admin that has found its engine."""
     engine = engine or FakeEngine(ranks)
-    async with asleep(state_dir, engine, **settings) as admin:
-        while admin.service.link.engine is None:
-            await asyncio.sleep(0.005)
+    async with asleep(state_dir, Line(engine), **settings) as admin:
+        await until(lambda: admin.service.link.engine is not None)
         yield admin
 
 
 @asynccontextmanager
-async def asleep(state_dir: Path, engine: FakeEngine, **settings: Any) -> AsyncIterator[Admin]:
+async def asleep(state_dir: Path, line: Line, **settings: Any) -> AsyncIterator[Admin]:
     """An admin that may not have found its engine yet."""
     quick = {"engine_poll_s": 0.02, "engine_settle_s": 0.5, "engine_probe_s": 0.3, "sweep_s": 0.02}
-    line = Line(engine)
     app = create_app(Settings.model_validate({"state_dir": state_dir, **quick, **settings}), line)
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with (
         app.router.lifespan_context(app),
         httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8001") as http,
     ):
-        yield Admin(app, http, engine, line, state_dir)
+        yield Admin(app, http, line.engine, line, state_dir)
+
+
+def code(answer: httpx.Response) -> str:
+    """The code of a problem document, whose status must be the answer's."""
+    document = answer.json()
+    assert answer.headers["content-type"] == "application/problem+json", answer.text
+    assert document["status"] == answer.status_code
+    return str(document["code"])
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Wait for `condition`, at most 5 s."""
+    for _ in range(1000):
+        if condition():
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError("it did not come about")
 
 
 def bf16(seed: int, count: int) -> bytes:
     """Finite bf16 numbers as raw bytes."""
-    import numpy as np
-
     floats = np.random.default_rng(seed).standard_normal(count).astype(np.float32)
     return (floats.view(np.uint32) >> 16).astype(np.uint16).tobytes()
 
@@ -125,6 +139,3 @@ def expert_body(seed: int = 1) -> bytes:
 def q_proj_body(seed: int = 1) -> bytes:
     """A plain file that replaces one attention tensor."""
     return body({Q_PROJ: (Dtype.BF16, (HIDDEN, HIDDEN), bf16(seed, HIDDEN * HIDDEN))})
-
-
-__all__ = ["EXPERTS", "OCTETS", "Q_PROJ", "Admin", "asleep", "bf16", "expert_body", "expert_parts", "running"]

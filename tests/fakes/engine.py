@@ -134,8 +134,8 @@ class Faults:
     """Commits wait for it before they touch anything."""
     hold_prepare: asyncio.Event | None = None
     """Prepares wait for it."""
-    silent: bool = False
-    """Nothing is answered at all."""
+    silent: asyncio.Event | None = None
+    """Nothing is answered until it is set."""
 
 
 class FakeEngine:
@@ -189,8 +189,8 @@ class FakeEngine:
     async def _enter(self, name: str, request: Request) -> None:
         if self.secret is not None and request.headers.get("authorization") != f"Bearer {self.secret}":
             raise ProblemError(Code.UNAUTHORIZED, "wrong secret")
-        while self.faults.silent:
-            await asyncio.sleep(0.01)
+        if self.faults.silent:
+            await self.faults.silent.wait()
         self.calls.append(name)
 
     async def describe(self, http: Request) -> bridge.EngineDescription:
@@ -353,18 +353,20 @@ class Line(httpx.AsyncBaseTransport):
     """
 
     def __init__(self, engine: FakeEngine) -> None:
+        self.engine = engine
         self.cuts: dict[str, str] = {}
         self._inner = httpx.ASGITransport(app=engine.app)
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Pass the request on, unless the line is cut there."""
-        cut = self.cuts.get(request.url.path.rpartition("/")[2]) or self.cuts.get("*")
+        name = request.url.path.rpartition("/")[2]
+        cut = self.cuts.get(name, self.cuts.get("*"))
         if cut == "refused":
             raise httpx.ConnectError("refused")
         if cut == "before":
             raise httpx.ReadError("cut")
         response = await self._inner.handle_async_request(request)
-        if cut == "after":
+        if self.cuts.get(name) == "after":
             raise httpx.ReadError("cut")
         return response
 
