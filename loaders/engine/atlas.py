@@ -7,7 +7,7 @@ checkpoint tensor → regions (trace) → sites (twin parameters) → spots in t
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -42,8 +42,8 @@ class Closure:
 class Site:
     """A twin parameter: where its elements are on this rank.
 
-    `spots` pair a target with the map into it. `rebuilds` names the closures whose
-    handles depend on it; `sharded` says that no target holds it as it is, so that
+    `spots` pair a target with the map into it. `closures` names the modules that it
+    belongs to (several if it is tied), `rebuilds` those whose handles depend on it; `sharded` says that no target holds it as it is, so that
     its checkpoint-format shard is kept for them.
     """
 
@@ -51,6 +51,7 @@ class Site:
     shape: tuple[int, ...]
     dtype: torch.dtype
     spots: tuple[tuple[str, Spot], ...]
+    closures: tuple[str, ...]
     rebuilds: tuple[str, ...]
     sharded: bool
     unsupported: str | None
@@ -182,6 +183,7 @@ def _site(name: str, using: list[tuple[Closure, str]], targets: dict[str, torch.
         tuple(parameter.shape),
         parameter.dtype,
         found,
+        tuple(closure.name for closure, _ in using),
         tuple(rebuilds),
         bool(rebuilds) and not any(spot.is_identity for _, spot in found),
         problems[0] if problems else None,
@@ -216,9 +218,7 @@ def _refuse_live_aliases(sites: dict[str, Site], targets: dict[str, torch.Tensor
 
 
 def _unsupported(site: Site, reason: str) -> Site:
-    return Site(
-        site.name, site.shape, site.dtype, site.spots, site.rebuilds, site.sharded, site.unsupported or reason
-    )
+    return replace(site, unsupported=site.unsupported or reason)
 
 
 def _describe(

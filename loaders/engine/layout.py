@@ -7,7 +7,7 @@ region of a checkpoint tensor and its place in a parameter are two layouts of on
 
 from dataclasses import dataclass
 from itertools import pairwise
-from math import prod
+from math import gcd, prod
 
 import torch
 
@@ -117,8 +117,10 @@ class Correspondence:
 
         Raises ValueError if `src` holds a position twice or its digits overlap.
         """
+        if self.src.numel == 0:
+            return positions.new_empty(0), positions.new_empty(0)
         flat = self.simplified()
-        _require_nested(flat.src)
+        require_nested(flat.src)
         rest = positions - flat.src.offset
         inside = rest >= 0
         mapped = torch.full_like(rest, flat.dst.offset)
@@ -134,11 +136,9 @@ class Correspondence:
         return selected, mapped[selected]
 
     def within(self, begin: int, length: int) -> "Correspondence | None":
-        """The part whose `src` positions lie in [begin, begin + length), a slice of the first dimension.
+        """The part whose `src` positions lie in [begin, begin + length); None if there is none.
 
-        `begin` must be a multiple of `length`. None if there is no such part.
-
-        Raises ValueError if the part is not itself a layout.
+        Raises ValueError if the part is not itself a layout: rows cut off at different places.
         """
         flat = self.simplified()
         src, dst = flat.src, flat.dst
@@ -146,43 +146,31 @@ class Correspondence:
             return flat
         if src.end <= begin or src.offset >= begin + length:
             return None
-        # Only the outermost dimension can cross slices, since strides are nested.
+        # Strides are nested, so rows of the outermost dimension lie one after the other.
         n, s, d = src.size[0], src.stride[0], dst.stride[0]
-        inner_end = src.end - (n - 1) * s - src.offset
-        if s % length == 0:
-            index, inside = divmod(begin - (src.offset - src.offset % length), s)
-            if inside or not 0 <= index < n:
-                return None
-            if src.offset % length + inner_end > length:
-                raise ValueError("a row of the region crosses two slices")
-            return Correspondence(
-                Layout(src.offset + index * s, src.size[1:], src.stride[1:]),
-                Layout(dst.offset + index * d, dst.size[1:], dst.stride[1:]),
-            )
-        if length % s == 0:
-            first = max(0, -(-(begin - src.offset) // s))
-            last = min(n, -(-(begin + length - src.offset) // s))
-            if _crosses(begin - src.offset, s, inner_end) or _crosses(
-                begin + length - src.offset, s, inner_end
-            ):
-                raise ValueError("a row of the region crosses two slices")
-            if first >= last:
-                return None
-            size = (last - first, *src.size[1:])
-            return Correspondence(
-                Layout(src.offset + first * s, size, src.stride),
-                Layout(dst.offset + first * d, size, dst.stride),
-            )
-        raise ValueError("slices do not fall on the region's rows")
+        reach = src.end - src.offset - (n - 1) * s
+        first = max(0, _ceil_div(begin - src.offset - reach + 1, s))
+        last = min(n, _ceil_div(begin + length - src.offset, s))
+        if first >= last:
+            return None
+        rows = Correspondence(
+            Layout(src.offset + first * s, (last - first, *src.size[1:]), src.stride),
+            Layout(dst.offset + first * d, (last - first, *src.size[1:]), dst.stride),
+        )
+        if last - first > 1 and not (begin <= rows.src.offset and rows.src.end <= begin + length):
+            raise ValueError("a row of the region crosses the slice's edge")
+        return rows.within(begin, length)
 
 
-def _crosses(boundary: int, stride: int, extent: int) -> bool:
-    """Whether a row of `extent` positions at some multiple of `stride` lies on both sides."""
-    return boundary % stride != 0 and extent > boundary % stride
+def _ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
 
 
-def _require_nested(layout: Layout) -> None:
-    """Each stride must cover all that the smaller ones reach, so that digits are unique."""
+def require_nested(layout: Layout) -> None:
+    """Each stride must cover all that the smaller ones reach, so that digits are unique.
+
+    Raises ValueError if one does not, or if strides do not descend.
+    """
     reach = sum((n - 1) * s for n, s in zip(layout.size, layout.stride, strict=True))
     for n, s in zip(layout.size, layout.stride, strict=True):
         reach -= (n - 1) * s
@@ -242,3 +230,30 @@ def _agrees(candidate: Layout, view: Layout, inverse: Correspondence) -> bool:
     expected = candidate.offset + index @ strides[1]
     selected, mapped = inverse.map(in_copy)
     return selected.numel() == in_copy.numel() and bool(torch.equal(mapped, expected))
+
+
+def disjoint(a: Layout, b: Layout) -> bool:
+    """Whether two layouts surely share no position: parts of one dimension do not, beside each other or alternating.
+
+    At every scale, positions modulo the larger strides fall into a window; windows that do
+    not meet are enough.
+    """
+    if a.numel == 0 or b.numel == 0:
+        return True
+    ours, theirs = _by_stride(a), _by_stride(b)
+    scales = sorted({0, *(s for _, s in (*ours, *theirs))}, reverse=True)
+    return any(_windows_apart(a.offset, ours, b.offset, theirs, scale) for scale in scales)
+
+
+def _by_stride(layout: Layout) -> list[tuple[int, int]]:
+    return [(n, s) for n, s in zip(layout.size, layout.stride, strict=True) if n > 1]
+
+
+def _windows_apart(a: int, ours: list[tuple[int, int]], b: int, theirs: list[tuple[int, int]], scale: int) -> bool:
+    """Compare windows of strides below `scale` modulo the common divisor of the others; 0 is all strides."""
+    outer = [s for _, s in (*ours, *theirs) if scale and s >= scale]
+    reaches = [sum((n - 1) * s for n, s in dims if not scale or s < scale) for dims in (ours, theirs)]
+    if not outer:
+        return a + reaches[0] < b or b + reaches[1] < a
+    period = gcd(*outer)
+    return (b - a) % period > reaches[0] and (a - b) % period > reaches[1]

@@ -173,8 +173,9 @@ class Session:
         self._touched.clock += 1
         for move in prepared.moves:
             self._touched.targets[move.target] = self._touched.clock
-        for spare in prepared.spares:
-            self._touched.closures[spare.closure.name] = self._touched.clock
+            # A handle's output also depends on what is patched beside it, such as a bias.
+            for name in self._site_of[move.target].closures:
+                self._touched.closures[name] = self._touched.clock
 
     def settle(self, key: str) -> None:
         """Forget what `key` had prepared, and that it could be undone in place."""

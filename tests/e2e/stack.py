@@ -57,7 +57,7 @@ class Stack:
             str(Path(sys.executable).parent / "graft"),
             *("serve", str(self.model), "--port", str(admin), "--engine-port", str(engine)),
             *("--state-dir", str(self.folder / "state")),
-            *("--", "--enforce-eager", "--max-model-len", str(max_model_len)),
+            *("--", "--enforce-eager", "--enable-scale-out", "--max-model-len", str(max_model_len)),
         ]
         environment = os.environ | {
             "GRAFT_FAILPOINTS": str(self.failpoints),
@@ -144,7 +144,7 @@ class Stack:
         """The weight versions that a completion carries, from vLLM's token-in-token-out route."""
         body = {"token_ids": prompt, "sampling_params": {"max_tokens": 4, "temperature": 0}}
         answer = self.http.post(f"{self.inference}/inference/v1/generate", json=body).raise_for_status()
-        return {span["weight_version"] for span in answer.json()["choices"][0]["weight_versions"]}
+        return {span["version"] for span in answer.json()["choices"][0]["weight_versions"]}
 
     # -- admin -----------------------------------------------------------------------
 
