@@ -1,7 +1,6 @@
 """From one version to the next: prepare, commit and rollback, one change at a time."""
 
 import asyncio
-import errno
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -142,7 +141,8 @@ class Changes:
         transaction.prepared = None
         try:
             await self.void(old)
-            await _sync(transaction)
+            # Durable together; a disk that is full shows here at the latest.
+            await asyncio.to_thread(fsync_all, [one.file for one in transaction.uploads])
             work = Work(uploads=tuple(one.staged for one in transaction.uploads))
             transaction.prepared = await outcome.prepare(self._link, _key(), current, work)
         finally:
@@ -200,16 +200,6 @@ class Changes:
         await self._staging.discard(transaction.take_files())
         if transaction.state is not State.COMMITTED:
             await self.void(transaction.prepared)
-
-
-async def _sync(transaction: Transaction) -> None:
-    """Make the uploads durable together; raises disk_full."""
-    try:
-        await asyncio.to_thread(fsync_all, [one.file for one in transaction.uploads])
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise ProblemError(Code.DISK_FULL, "The uploads can't be made durable.") from error
-        raise
 
 
 def _key() -> str:

@@ -57,23 +57,26 @@ class EngineClient:
         await self._http.aclose()
 
     async def load_secret(self) -> None:
-        """Read the secret again; a managed engine writes a new one at each start."""
+        """Read the secret again, which may be another after a restart. Raises engine_unavailable."""
         path = self._settings.engine_secret_file
         if path is None:
             return
         try:
             self._secret = (await asyncio.to_thread(Path.read_text, path, "utf-8")).strip()
         except FileNotFoundError:
-            self._secret = None
+            self._secret = None  # the engine has not got as far yet; it will say that it wants one
+        except (OSError, UnicodeDecodeError) as error:
+            detail = "The engine's secret file can't be read."
+            raise ProblemError(Code.ENGINE_UNAVAILABLE, detail) from error
 
     async def describe(self) -> bridge.EngineDescription:
         """What the engine is; the answer can be megabytes, so it is parsed in a thread."""
         content = await self._ask("GET", "describe", None, self._settings.engine_read_s)
         return await asyncio.to_thread(_parse, bridge.EngineDescription, content)
 
-    async def state(self) -> bridge.EngineState:
-        """Where every rank stands."""
-        content = await self._ask("GET", "state", None, self._settings.engine_probe_s)
+    async def state(self, within_s: float | None = None) -> bridge.EngineState:
+        """Where every rank stands, asked for `within_s` seconds if that is given."""
+        content = await self._ask("GET", "state", None, within_s or self._settings.engine_answer_s)
         return _parse(bridge.EngineState, content)
 
     async def prepare(
@@ -103,12 +106,12 @@ class EngineClient:
     async def drop(self, key: str) -> None:
         """Let go of prepared work; unknown keys are fine."""
         request = bridge.KeyRequest(nonce=_nonce(), key=key)
-        await self._ask("POST", "drop", request, self._settings.engine_probe_s)
+        await self._ask("POST", "drop", request, self._settings.engine_answer_s)
 
     async def forget(self, versions: Sequence[int]) -> None:
         """Let go of the undo of `versions`."""
         request = bridge.ForgetRequest(nonce=_nonce(), versions=tuple(versions))
-        await self._ask("POST", "forget", request, self._settings.engine_probe_s)
+        await self._ask("POST", "forget", request, self._settings.engine_answer_s)
 
     async def digests(self, prefix: str) -> bridge.DigestsResult:
         """Digests of runtime tensors per rank."""

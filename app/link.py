@@ -1,6 +1,7 @@
 """The engine as the admin knows it: attached or not, known or unknown."""
 
 import asyncio
+import logging
 from dataclasses import dataclass
 
 from app.engine import EngineClient
@@ -9,6 +10,8 @@ from app.settings import Settings
 from loaders.catalogue import Catalogue
 from schemas import bridge
 from schemas.problems import Code, ProblemError
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,10 @@ class EngineLink:
             except ProblemError as error:
                 self.reachable = False
                 self._absent = error.detail
+            except Exception:  # noqa: BLE001 - whatever an engine says must not end the watch over it
+                _log.exception("looking for the engine")
+                self.reachable = False
+                self._absent = "What the engine says of itself is not understood; see the log."
             await asyncio.sleep(self._poll_s)
 
     async def look(self) -> None:
@@ -92,11 +99,11 @@ class EngineLink:
         else:
             await self.state()
 
-    async def state(self) -> bridge.EngineState:
+    async def state(self, within_s: float | None = None) -> bridge.EngineState:
         """Where the attached engine stands; engine_unavailable if it has been restarted."""
         engine = self.require()
         try:
-            state = await self.client.state()
+            state = await self.client.state(within_s)
         except ProblemError as error:
             if error.code is Code.STATE_UNKNOWN:
                 self.mark_unknown(error.detail, engine.boots)
@@ -136,8 +143,9 @@ class EngineLink:
         versions = {rank.version for rank in state.ranks}
         if len(versions) != 1:
             return "The engine's ranks run different versions; restart the engine."
+        undo = undo_of(state)
         try:
-            self._ledger.adopt(versions.pop(), undo_of(state))
+            self._ledger.adopt(versions.pop(), undo)
         except ValueError as error:
             return f"{error} Restart this service to start a new history, or restore the engine."
         return None

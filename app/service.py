@@ -1,7 +1,7 @@
 """The parts of the admin, put together; routes find them here."""
 
 import asyncio
-import contextlib
+import logging
 import shutil
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -26,6 +26,8 @@ from app.undo import UndoRoom
 from schemas.problems import Code, ProblemError
 from schemas.status import Progress
 from schemas.transactions import State
+
+_log = logging.getLogger(__name__)
 
 
 class Service:
@@ -69,7 +71,7 @@ class Service:
         """
         self.link.require_known()
         changing = self.changes.busy
-        state = await self.link.state()
+        state = await self.link.state(self.settings.engine_probe_s)
         if changing or self.changes.busy:
             return self.ledger.current.version  # either side of the change is right
         if any(rank.version != self.ledger.current.version for rank in state.ranks):
@@ -84,8 +86,10 @@ class Service:
             await asyncio.sleep(self.settings.sweep_s)
             for transaction in self.transactions.live():
                 if transaction.overdue:
-                    with contextlib.suppress(ProblemError):
+                    try:
                         await self.changes.end(transaction, State.EXPIRED)
+                    except (ProblemError, OSError):
+                        _log.exception("letting transaction %s expire", transaction.id)
 
 
 async def _service(request: Request) -> Service:

@@ -54,7 +54,9 @@ class Settings(BaseSettings):
 
     engine_connect_s: Seconds = 2
     engine_probe_s: Seconds = 2
-    """Bound on questions about the engine's state."""
+    """Within this time a ready engine answers."""
+    engine_answer_s: Seconds = 30
+    """Bound on small requests that a commit depends on; they run between two steps of the engine."""
     engine_read_s: Seconds = 300
     """Bound on read-backs and digests."""
     engine_prepare_s: Seconds = 600

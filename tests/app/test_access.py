@@ -17,7 +17,7 @@ async def test_with_a_token_everything_but_live_needs_it(tmp_path: Path) -> None
     async with running(tmp_path, token="s3cret") as admin:
         wrong = ["Bearer s3cre", "Bearer s3crets", "Basic s3cret", "s3cret", "Bearer", "Bearer \xe9", ""]
         for value in (None, *wrong):
-            headers = {} if value is None else {"authorization": value.encode("latin-1")}
+            headers = [] if value is None else [(b"authorization", value.encode("latin-1"))]
             for path in ("/v1/status", "/health/ready", "/openapi.json", "/metrics", "/none"):
                 answer = await admin.http.get(path, headers=headers)
                 assert (answer.status_code, code(answer)) == (401, "unauthorized"), (value, path)

@@ -116,8 +116,8 @@ async def test_failures_of_a_change_are_replayed_but_passing_ones_are_tried_agai
 @pytest.mark.parametrize("key", ["", "x" * 256, "a\tb", "é"])
 async def test_keys_are_printable_and_short(tmp_path: Path, key: str) -> None:
     """A malformed key is a 400 on JSON routes and uploads alike."""
-    headers = {"idempotency-key": key.encode("latin-1")}
-    octets = {"content-type": b"application/octet-stream", **headers}
+    headers = [(b"idempotency-key", key.encode("latin-1"))]
+    octets = [(b"content-type", b"application/octet-stream"), *headers]
     async with running(tmp_path) as admin:
         assert code(await admin.http.post("/v1/transactions", headers=headers)) == "bad_request"
         upload = await admin.http.put("/v1/experts/0/0", content=expert_body(), headers=octets)

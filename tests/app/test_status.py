@@ -7,7 +7,7 @@ import pytest
 
 from schemas.dtypes import Dtype
 from schemas.status import Progress
-from tests.fakes.admin import Q_PROJ, asleep, code, expert_parts, running
+from tests.fakes.admin import Q_PROJ, asleep, code, expert_parts, running, until
 from tests.fakes.engine import FakeEngine, Line
 from tests.fakes.safetensors import parse
 
@@ -52,10 +52,7 @@ async def test_the_secret_is_sent_and_read_again(tmp_path: Path) -> None:
         await asyncio.sleep(0.05)
         assert admin.service.link.engine is None
         secret.write_text("between-us\n")
-        for _ in range(200):
-            if admin.service.link.engine:
-                break
-            await asyncio.sleep(0.01)
+        await until(lambda: admin.service.link.engine)
         assert (await admin.http.get("/health/ready")).status_code == 200
 
 

@@ -83,7 +83,13 @@ async def running(
 @asynccontextmanager
 async def asleep(state_dir: Path, line: Line, **settings: Any) -> AsyncIterator[Admin]:
     """An admin that may not have found its engine yet."""
-    quick = {"engine_poll_s": 0.02, "engine_settle_s": 0.5, "engine_probe_s": 0.3, "sweep_s": 0.02}
+    quick = {
+        "engine_poll_s": 0.02,
+        "engine_settle_s": 0.5,
+        "engine_probe_s": 0.3,
+        "engine_answer_s": 0.3,
+        "sweep_s": 0.02,
+    }
     app = create_app(Settings.model_validate({"state_dir": state_dir, **quick, **settings}), line)
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with (

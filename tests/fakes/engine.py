@@ -25,7 +25,7 @@ from schemas.problems import Code, ProblemError
 from tests.fakes.safetensors import write_file
 
 LAYERS, EXPERTS, HIDDEN, INNER, VOCAB = 2, 4, 8, 6, 16
-_RAW = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+_RAW: dict[int, type[np.generic]] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 Array = np.ndarray[tuple[int, ...], np.dtype[np.generic]]
 Piece = tuple[str, Array, Array]
@@ -316,7 +316,7 @@ class FakeEngine:
         tensor = self._tensors[write.tensor]
         values = _load(Path(upload.path), write.values, _RAW[tensor.dtype.nbytes])
         if write.indices is not None:
-            kind = np.int64 if write.indices.dtype is Dtype.I64 else np.int32
+            kind: type[np.generic] = np.int64 if write.indices.dtype is Dtype.I64 else np.int32
             where = _load(Path(upload.path), write.indices, kind).astype(np.int64)
         elif write.expert is not None:
             size = prod(tensor.shape[1:])

@@ -1,0 +1,58 @@
+"""Finding the engine: what it says may be wrong, and the watch goes on."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.admin import asleep, code, running, until
+from tests.fakes.engine import FakeEngine, Line
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_an_engine_that_talks_nonsense_is_not_attached(
+    tmp_path: Path,
+) -> None:
+    """Undo under a name that is no version stops the attaching, not the watch: mended, it is attached."""
+    engine = FakeEngine()
+    engine.ranks[0].undo = {"x": []}  # type: ignore[dict-item]  # the nonsense
+    async with asleep(tmp_path, Line(engine)) as admin:
+        await until(lambda: "not understood" in (admin.service.link.problem or ""))
+        engine.ranks[0].undo = {}
+        await until(lambda: admin.service.link.problem is None)
+
+
+async def test_another_protocol_is_refused_by_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine of another release says which protocol it speaks, and that is told."""
+    monkeypatch.setattr("schemas.bridge.PROTOCOL", 7)
+    async with asleep(tmp_path, Line(FakeEngine())) as admin:
+        await until(lambda: "protocol 1" in (admin.service.link.problem or ""))
+        assert code(await admin.http.get("/v1/model")) == "engine_unavailable"
+
+
+async def test_an_unreadable_secret_is_told(tmp_path: Path) -> None:
+    """A folder in place of the secret file does not end the watch."""
+    async with asleep(tmp_path, Line(FakeEngine(secret="s")), engine_secret_file=tmp_path) as admin:
+        await until(lambda: "secret file" in (admin.service.link.problem or ""))
+
+
+async def test_ranks_of_different_versions_are_unknown(tmp_path: Path) -> None:
+    """An engine that was left half way is not adopted."""
+    engine = FakeEngine(ranks=2)
+    engine.ranks[1].version = 1
+    async with running(tmp_path, engine=engine) as admin:
+        ready = await admin.http.get("/health/ready")
+        assert (ready.status_code, code(ready)) == (503, "state_unknown")
+        assert code(await admin.http.post("/v1/transactions")) == "state_unknown"
+
+
+async def test_a_restarted_engine_is_attached_again(tmp_path: Path) -> None:
+    """At the base of the history a new engine is as good as the old one; prepared work is prepared again."""
+    async with running(tmp_path) as admin:
+        transaction = await admin.open()
+        await admin.upload(transaction)
+        await admin.http.post(f"{transaction}/prepare")
+        admin.engine.restart()
+        await until(lambda: (e := admin.service.link.engine) and e.boots == {0: "boot-2-0"})
+        assert (await admin.http.post(f"{transaction}/commit")).json()["version"] == "1"
+        assert admin.engine.calls.count("prepare") == 2
