@@ -44,6 +44,8 @@ class EngineClient:
         self._http = httpx.AsyncClient(
             base_url=settings.engine_url.rstrip("/") + bridge.PREFIX,
             transport=transport,
+            # A kept connection may be closed by the engine just when a commit is sent over it.
+            limits=httpx.Limits(max_keepalive_connections=0),
             trust_env=False,  # a proxy has no business between the two
         )
 

@@ -78,16 +78,15 @@ class Ledger:
         self._nearest[root] = record.version
         self._current = record.version
 
-    def adopt(self, version: int, undo: dict[int, int]) -> None:
+    def adopt(self, version: int) -> None:
         """Take over an engine that already runs `version` and holds `undo`.
 
         Raises ValueError if this ledger has a history that the engine does not share.
         """
         if version != self._current and self._current != 0:
             raise ValueError(f"The engine runs version {version}, but {self._current} is the current one.")
-        self.undo = dict(undo)
         lowest = version
-        while lowest in undo:
+        while lowest in self.undo:
             lowest -= 1
         for held in range(max(lowest, self._current + 1), version + 1):
             self.append(VersionRecord(held, VersionKind.ADOPTED, datetime.now(UTC)))

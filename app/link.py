@@ -143,9 +143,9 @@ class EngineLink:
         versions = {rank.version for rank in state.ranks}
         if len(versions) != 1:
             return "The engine's ranks run different versions; restart the engine."
-        undo = undo_of(state)
+        self._ledger.undo = undo_of(state)
         try:
-            self._ledger.adopt(versions.pop(), undo)
+            self._ledger.adopt(versions.pop())
         except ValueError as error:
             return f"{error} Restart this service to start a new history, or restore the engine."
         return None

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import secrets
 import shutil
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -35,7 +36,8 @@ class Service:
 
     def __init__(self, settings: Settings, transport: httpx.AsyncBaseTransport | None = None) -> None:
         self.settings = settings
-        self.token: str | None = None
+        self.token: str | None = secrets.token_hex()
+        """What requests must bear; until the service runs, something that nobody knows."""
         self.progress: Callable[[], Progress | None] = lambda: None
         """How the start of a managed engine is going; whoever starts one puts it here."""
         self.metrics = Metrics()
@@ -88,7 +90,7 @@ class Service:
                 if transaction.overdue:
                     try:
                         await self.changes.end(transaction, State.EXPIRED)
-                    except (ProblemError, OSError):
+                    except ProblemError:
                         _log.exception("letting transaction %s expire", transaction.id)
 
 

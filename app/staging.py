@@ -1,6 +1,7 @@
 """The folder of staged uploads: bodies come in, stay within a budget, and go again."""
 
 import asyncio
+import logging
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from app.receive import ReceiveLimits, receive_body
 from app.settings import Settings
 from loaders.header import HeaderLimits
 from loaders.staged import StagedFile
+
+_log = logging.getLogger(__name__)
 
 
 class Staging:
@@ -36,14 +39,24 @@ class Staging:
         return await receive_body(request, self.folder, self._limits, self.budget)
 
     async def discard(self, files: Iterable[StagedFile]) -> None:
-        """Delete files and free their room, without blocking the event loop."""
-        gone = list(files)
-        if not gone:
-            return
-        await asyncio.to_thread(_unlink, gone)
-        self.budget.release(sum(file.nbytes for file in gone))
+        """Delete files and free their room, without blocking the event loop.
+
+        A file that can't be deleted is logged and keeps its room: what was done with it
+        is done, and the next start clears the folder.
+        """
+        unwanted = list(files)
+        if unwanted:
+            self.budget.release(await asyncio.to_thread(_unlink, unwanted))
 
 
-def _unlink(files: Iterable[StagedFile]) -> None:
+def _unlink(files: Iterable[StagedFile]) -> int:
+    """Bytes of the files that are gone."""
+    nbytes = 0
     for file in files:
-        file.unlink()
+        try:
+            file.unlink()
+        except OSError:
+            _log.exception("deleting %s", file.path)
+        else:
+            nbytes += file.nbytes
+    return nbytes

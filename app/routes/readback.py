@@ -55,7 +55,7 @@ async def read_tensor(name: str, service: ServiceDep) -> Response:
     return await _read(service, [ReadTensor(name=tensor.name, tensor=tensor.name)])
 
 
-@router.get("/digests", response_model=DigestsResult, responses=problems(Code.ENGINE_UNAVAILABLE))
+@router.get("/digests", response_model=DigestsResult, responses=problems(Code.ENGINE_UNAVAILABLE, Code.BUSY))
 async def digests(service: ServiceDep, prefix: str = "") -> DigestsResult:
     """Digests of runtime tensors per rank; they depend on the weights alone."""
     service.link.require()

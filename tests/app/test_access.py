@@ -2,10 +2,12 @@
 
 from pathlib import Path
 
+import httpx
 import pytest
 from pydantic import SecretStr
 
 from app.access import is_loopback, load_token
+from app.main import create_app
 from app.settings import Settings
 from tests.fakes.admin import code, running
 
@@ -107,6 +109,15 @@ def test_empty_tokens_are_refused(tmp_path: Path, token: str) -> None:
         load_token(Settings(token_file=file))
     with pytest.raises(ValueError, match="empty"):
         load_token(Settings(token=SecretStr(token)))
+
+
+async def test_without_its_lifespan_the_app_lets_nobody_in(tmp_path: Path) -> None:
+    """Run by a server that skips the lifespan, the token is never read, so no token is right."""
+    app = create_app(Settings(state_dir=tmp_path, token=SecretStr("t")))
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+        for headers in ({}, {"authorization": "Bearer t"}, {"authorization": "Bearer "}):
+            assert code(await http.get("/v1/status", headers=headers)) == "unauthorized"
 
 
 async def test_the_app_does_not_start_without_a_needed_token(tmp_path: Path) -> None:

@@ -143,6 +143,8 @@ async def test_a_restarted_engine_behind_the_history_is_unknown(tmp_path: Path) 
         assert await works(admin, "1")
         admin.engine.restart()
         await until(lambda: admin.service.link.unknown)
+        versions = (await admin.http.get("/v1/versions")).json()["versions"]
+        assert [one["held"] for one in versions] == [False, True]
         assert code(await admin.http.get("/health/ready")) == "state_unknown"
         assert code(await admin.http.post("/v1/transactions")) == "state_unknown"
 
