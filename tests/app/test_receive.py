@@ -349,10 +349,11 @@ def test_chunked_is_counted(server: Server) -> None:
 
 
 def test_endless_header_is_counted(server: Server) -> None:
-    """A body under whose limit not even the header fits is 413."""
-    server.receiver.limits = replace(server.receiver.limits, body_nbytes=50)
-    answer = server.ask(chunk((4000).to_bytes(8, "little") + b"{" * 60), TYPE, CHUNKED)
-    assert answer.code == Code.BODY_TOO_LARGE
+    """A body over whose limit not even the header has arrived is 413 with the first byte too many."""
+    server.receiver.limits = replace(server.receiver.limits, body_nbytes=50, idle_s=0.3)
+    for size, code in ((50, Code.BODY_TIMEOUT), (51, Code.BODY_TOO_LARGE)):
+        content = ((4000).to_bytes(8, "little") + b"{" * 60)[:size]
+        assert server.ask(chunk(content), TYPE, CHUNKED).code == code
 
 
 @pytest.mark.parametrize("surplus", [-5, -1, 1, 1000])
@@ -408,8 +409,11 @@ def test_bad_header_is_refused_at_once(server: Server) -> None:
         ((TYPE, f"Content-Length: {LIMIT}"), 507),
     ],
 )
-def test_refused_before_continue(server: Server, headers: tuple[str, ...], status: int) -> None:
-    """A client that asks first is refused without `100 Continue`, and the connection is closed."""
+def test_refused_before_continue(
+    server: Server, monkeypatch: pytest.MonkeyPatch, headers: tuple[str, ...], status: int
+) -> None:
+    """A client that asks first is refused without `100 Continue`, and the connection is closed at once."""
+    monkeypatch.setattr(app.unread, "LINGER_S", 60)
     if status == 507:
         server.receiver.budget.limit = LIMIT - 1
     with server.connect() as connection:
@@ -440,6 +444,19 @@ def test_refusal_reaches_a_client_that_still_sends(server: Server) -> None:
     )
     assert answer.json()["code"] == Code.HEADER_LENGTH
     assert answer.headers["connection"] == "close"
+
+
+def test_refused_client_can_finish_sending(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a refusal the rest of the body is taken for a while, then the connection is closed."""
+    monkeypatch.setattr(app.unread, "LINGER_S", 60)
+    with server.connect() as connection:
+        connection.sendall(head(TYPE, f"Content-Length: {LIMIT}") + b"\xff" * 8)
+        assert read_answer(connection).status == 422
+        for _ in range(9):
+            connection.sendall(bytes((LIMIT - 8) // 9))
+            time.sleep(0.01)
+        connection.sendall(bytes((LIMIT - 8) % 9))
+        assert is_closed(connection)
 
 
 # deadlines and clients that go away
@@ -489,6 +506,13 @@ def test_dripping_client(server: Server) -> None:
     server.assert_nothing_left()
 
 
+def test_total_deadline_within_silence(server: Server) -> None:
+    """The total deadline does not wait for the next byte."""
+    server.receiver.limits = replace(server.receiver.limits, idle_s=60, total_s=0.2)
+    answer = server.ask(GOOD[:20], TYPE, f"Content-Length: {len(GOOD)}")
+    assert "not complete" in answer.document["detail"]
+
+
 @pytest.mark.parametrize("chunked", [False, True])
 @pytest.mark.parametrize("size", [0, 3, 200, len(GOOD) - 1])
 def test_client_gone(server: Server, caplog: pytest.LogCaptureFixture, chunked: bool, size: int) -> None:
@@ -529,6 +553,15 @@ def test_cancelled_request(tmp_path: Path) -> None:
 
     for steps in range(1, 40):
         asyncio.run(cancelled_after(steps))
+
+
+def test_sink_discarded_before_it_opens(tmp_path: Path) -> None:
+    """A file that is no longer wanted when its thread gets to run is not made."""
+    sink = Sink(tmp_path, ())
+    sink.discard()
+    sink.open()
+    sink.write([b"x"])
+    assert list(tmp_path.iterdir()) == []
 
 
 def _request(receive: Callable[[], Any]) -> Request:

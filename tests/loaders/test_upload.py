@@ -364,6 +364,7 @@ OK = patch(Q, [4, 4], "v", "i")
         ([OK], {"v": bf16(1, 2, 3)} | AT, Code.WRONG_SHAPE, "patches[0]"),
         ([OK], {"v": bf16(1, 2, shape=(1, 2))} | AT, Code.WRONG_SHAPE, "patches[0]"),
         ([OK], V | {"i": ("I64", (1, 2), i64(0, 1)[2])}, Code.WRONG_SHAPE, "patches[0]"),
+        ([OK], {"v": ones(1, 2), "i": ("I64", (1, 2), i64(0, 1)[2])}, Code.WRONG_SHAPE, "patches[0]"),
         ([OK], {"v": bf16(1, shape=())} | {"i": ("I64", (), bytes(8))}, Code.WRONG_SHAPE, "patches[0]"),
         ([OK], V | {"i": i64(0, -1)}, Code.BAD_INDEX, "patches[0]"),
         ([OK], V | {"i": i64(0, 16)}, Code.BAD_INDEX, "patches[0]"),

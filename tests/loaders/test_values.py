@@ -71,6 +71,8 @@ def fault_of(folder: Path, indices: list[int], numel: int, dtype: Dtype = Dtype.
         ([*range(50), 100, 7], "50 is too high"),
         ([0, 0], "is repeated"),
         ([99, 3, 99], "is repeated"),
+        ([0, 1, 2, 3, 3, 4], "is repeated"),  # on both sides of a piece's end, I64
+        ([*range(8), 7, 8], "is repeated"),  # and I32
         ([3, 2, 1, 0], None),
         ([7, 8, 15, 16, 0], None),
         ([*range(100)], None),
