@@ -5,7 +5,8 @@ from pathlib import Path
 
 _TAIL_BYTES = 64 * 1024
 # "(EngineCore pid=7) INFO 11-29 21:33:38 [weight_utils.py:12] Loading weights took 2 s"
-_PREFIX = re.compile(r"^(\(\w+[^)]*\)\s*)?((DEBUG|INFO|WARNING|ERROR)\s+\S+\s+\S+\s+\[[^\]]*\]\s*)?")
+_MESSAGE = re.compile(r"^(?:\(\w+[^)]*\)\s*)?(?:DEBUG|INFO|WARNING|ERROR)\s+\S+\s+\S+\s+\[[^\]]*\]\s*(.*)")
+_BAR = re.compile(r"\d%")
 
 
 def last_lines(path: Path, count: int) -> list[str]:
@@ -22,6 +23,10 @@ def last_lines(path: Path, count: int) -> list[str]:
 
 
 def doing(path: Path) -> str:
-    """The last line without process names, times and places in the source; empty if there is none."""
-    lines = last_lines(path, 1)
-    return _PREFIX.sub("", lines[0]).strip() if lines else ""
+    """The last message or progress bar, without process name, time and place; empty if there is none."""
+    for line in reversed(last_lines(path, 200)):
+        if message := _MESSAGE.match(line):
+            return message[1]
+        if _BAR.search(line):
+            return line
+    return ""

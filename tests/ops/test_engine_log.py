@@ -29,6 +29,15 @@ def test_what_the_engine_does_is_shown_without_its_prefixes(tmp_path: Path) -> N
     assert doing(log) == "Route: /health [GET]"
 
 
+def test_lines_that_are_no_messages_are_passed_over(tmp_path: Path) -> None:
+    """Pieces of warnings and tracebacks between two messages say nothing to a person who waits."""
+    log = tmp_path / "log"
+    log.write_text(
+        "INFO 11-29 21:33:38 [a.py:9] Loading\n/x/torch/y.py:3: UserWarning\n  wrapper = lookup()\n"
+    )
+    assert doing(log) == "Loading"
+
+
 def test_progress_bars_show_their_last_state(tmp_path: Path) -> None:
     """A bar is redrawn with carriage returns: the newest drawing counts; broken UTF-8 does no harm."""
     log = tmp_path / "log"

@@ -11,7 +11,7 @@ import pytest
 from app.listen import listen
 from tests.ops.served import Serve
 
-SLOW = "import time; print('loading weights', flush=True); time.sleep(300)"
+SLOW = "import time; print('INFO 1 2 [x.py:3] loading weights', flush=True); time.sleep(300)"
 BROKEN = "import sys; print('no such model: m', flush=True); sys.exit(3)"
 STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN);" + SLOW
 
