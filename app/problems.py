@@ -1,5 +1,6 @@
 """The one place where exceptions become responses (RFC 9457)."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from starlette.responses import JSONResponse, Response
 from schemas.problems import Code, ProblemError
 
 MEDIA_TYPE = "application/problem+json"
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 _HTTP_CODES = {404: Code.NOT_FOUND, 405: Code.METHOD_NOT_ALLOWED, 413: Code.BODY_TOO_LARGE}
 _RETRY_AFTER_S = {Code.IN_PROGRESS: 1, Code.BUSY: 1, Code.ENGINE_UNAVAILABLE: 5, Code.RECOVERING: 5}
@@ -58,19 +60,17 @@ def install(app: FastAPI) -> None:
 
 def _invalid(errors: Sequence[Mapping[str, Any]]) -> ProblemError:
     """List where the values are wrong; `input` and `ctx` may hold the client's bytes."""
-    causes = [
-        {"where": [_printable(part) for part in e["loc"]], "what": _printable(e["msg"])} for e in errors[:20]
-    ]
+    causes = [{"where": [_named(part) for part in e["loc"]], "what": e["msg"]} for e in errors[:20]]
     if any(e["type"] == "json_invalid" for e in errors):
         return ProblemError(Code.BAD_JSON, "The body is not valid JSON.", errors=causes)
     return ProblemError(Code.BAD_VALUE, "Some values are missing or have the wrong form.", errors=causes)
 
 
-def _printable(part: object) -> str | int:
-    """A location or message that can be encoded, whatever the client put into a key."""
+def _named(part: object) -> str | int:
+    """A step of a location: a place in a list, or a name unless it is something odd that was sent."""
     if isinstance(part, int):
         return part
-    return str(part)[:200].encode("utf-8", "backslashreplace").decode()
+    return str(part) if _NAME.fullmatch(str(part)) else "?"
 
 
 def _http(error: HTTPException) -> ProblemError:

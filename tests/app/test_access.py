@@ -39,6 +39,13 @@ async def test_other_hosts_are_refused_on_loopback(tmp_path: Path, host: str) ->
         assert (answer.status_code, code(answer)) == (421, "bad_host")
 
 
+async def test_two_hosts_are_none(tmp_path: Path) -> None:
+    """A request that names two hosts is refused, even if both are local."""
+    async with running(tmp_path) as admin:
+        hosts = [(b"host", b"localhost"), (b"host", b"127.0.0.1")]
+        assert code(await admin.http.get("/v1/status", headers=hosts)) == "bad_host"
+
+
 @pytest.mark.parametrize(
     "host", ["127.0.0.1:8001", "localhost", "LOCALHOST:9", "[::1]:8001", "graft.internal"]
 )

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from loaders.staged import StagedFile
 from schemas.bridge import RankError
-from schemas.problems import Code
+from schemas.problems import Code, ProblemError
 from tests.fakes.admin import OCTETS, Admin, code, expert_body, expert_parts, q_proj_body, running, until
 from tests.fakes.engine import FakeEngine, base_weights
 from tests.fakes.safetensors import parse
@@ -92,7 +93,7 @@ async def test_a_cache_that_is_not_reset_undoes_the_commit(tmp_path: Path) -> No
         assert is_base(admin.engine)
 
 
-@pytest.mark.parametrize("fault", ["undo", "missing"])
+@pytest.mark.parametrize("fault", ["undo", "missing", "boast"])
 async def test_what_could_not_be_undone_is_unknown(tmp_path: Path, fault: str) -> None:
     """500 state_unknown; from then on the service is not ready and refuses every change."""
     async with running(tmp_path, ranks=2) as admin:
@@ -101,8 +102,10 @@ async def test_what_could_not_be_undone_is_unknown(tmp_path: Path, fault: str) -
         if fault == "undo":
             admin.engine.faults.commit[1] = "middle"
             admin.engine.faults.undo.add(1)
-        else:
+        elif fault == "missing":
             admin.engine.faults.missing.add(1)
+        else:
+            admin.engine.faults.cache = admin.engine.faults.boast = True
         answer = await admin.commit()
         assert (answer.status_code, code(answer)) == (500, "state_unknown")
         assert await admin.version() == "0"
@@ -162,6 +165,24 @@ async def test_an_engine_that_restarts_within_a_commit_is_unknown(tmp_path: Path
         assert code(await task) == "state_unknown"
 
 
+async def test_an_engine_found_again_within_a_commit_is_known_again(tmp_path: Path) -> None:
+    """The commit that the restart cut short is unknown; the new engine, at the history's base, is not."""
+    async with running(tmp_path) as admin:
+        hold = admin.engine.faults.hold = asyncio.Event()
+        task = asyncio.create_task(admin.commit())
+        await until(lambda: "commit" in admin.engine.calls)
+        prepared = admin.engine.ranks[0].prepared
+        admin.engine.restart()
+        await until(lambda: (e := admin.service.link.engine) and e.boots == {0: "boot-2-0"})
+        admin.engine.ranks[0].prepared = prepared
+        admin.engine.faults.commit[0] = "before"
+        hold.set()
+        assert code(await task) == "state_unknown"
+        admin.engine.faults.commit.clear()
+        await until(lambda: admin.service.link.problem is None)
+        assert await works(admin, "1")
+
+
 async def test_an_engine_that_restarts_before_a_commit_is_unavailable(tmp_path: Path) -> None:
     """Boot ids are compared before anything is asked of the engine."""
     async with running(tmp_path, engine_poll_s=60) as admin:
@@ -196,6 +217,26 @@ async def test_prepare_can_fail(tmp_path: Path, errors: dict[int, Code], expecte
         assert not any(rank.prepared for rank in admin.engine.ranks)
         assert "commit" not in admin.engine.calls
         admin.engine.faults.prepare.clear()
+        assert (await admin.http.post(f"{transaction}/commit")).json()["version"] == "1"
+
+
+async def test_a_disk_that_is_full_at_the_last_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Uploads are made durable before the engine is asked; if that fails it is 507 and nothing happened."""
+
+    def full(files: list[StagedFile]) -> None:
+        assert len(files) == 1
+        raise ProblemError(Code.DISK_FULL, "no room")
+
+    async with running(tmp_path) as admin:
+        transaction = await admin.open()
+        await admin.upload(transaction)
+        with monkeypatch.context() as patch:
+            patch.setattr("app.changes.fsync_all", full)
+            answer = await admin.http.post(f"{transaction}/commit")
+        assert (answer.status_code, code(answer)) == (507, "disk_full")
+        assert "prepare" not in admin.engine.calls
         assert (await admin.http.post(f"{transaction}/commit")).json()["version"] == "1"
 
 
@@ -247,6 +288,16 @@ async def test_a_lost_question_is_taken_back(tmp_path: Path) -> None:
         assert not admin.engine.ranks[0].prepared
         admin.line.cuts.clear()
         assert await works(admin, "1")
+
+
+async def test_a_commit_that_is_slower_than_its_bound_is_waited_for(tmp_path: Path) -> None:
+    """An engine that is alive and has the work in hand is not robbed of it."""
+    async with running(tmp_path, engine_commit_s=0.05) as admin:
+        hold = admin.engine.faults.hold = asyncio.Event()
+        asyncio.get_running_loop().call_later(0.15, hold.set)
+        answer = await admin.commit()
+        assert (answer.status_code, answer.json()["version"]) == (200, "1")
+        assert "drop" not in admin.engine.calls
 
 
 async def test_an_engine_that_is_gone_after_the_question_is_unknown(tmp_path: Path) -> None:

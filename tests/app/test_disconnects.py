@@ -114,8 +114,9 @@ async def test_the_end_of_the_service_waits_for_a_commit(tmp_path: Path) -> None
         task = asyncio.create_task(admin.http.post(f"{transaction}/commit"))
         await until(lambda: "commit" in engine.calls)
         asyncio.get_running_loop().call_later(0.05, engine.faults.hold.set)
-    await task
+        assert engine.ranks[0].version == 0
     assert engine.ranks[0].version == 1
+    await task
 
 
 async def test_refusals_come_before_100_continue(tmp_path: Path) -> None:
@@ -172,6 +173,21 @@ async def test_slow_uploads_hold_no_lock(tmp_path: Path) -> None:
             assert (await asyncio.wait_for(reader.readline(), 5)).startswith(b"HTTP/1.1 408")
             writer.close()
         await until(lambda: not admin.files)
+
+
+async def test_a_transaction_that_ends_while_a_body_arrives(tmp_path: Path) -> None:
+    """What arrives for a transaction that has been aborted meanwhile is refused, and its file is gone."""
+    async with running(tmp_path) as admin, served(admin) as port:
+        transaction = await admin.open()
+        content = expert_body()
+        lines = (OCTET_LINE, f"Content-Length: {len(content)}")
+        reader, writer = await send(port, head("PUT", f"{transaction}/experts/0/0", *lines) + content[:50])
+        await until(lambda: admin.service.staging.budget.used)
+        assert (await admin.http.delete(transaction)).status_code == 200
+        writer.write(content[50:])
+        assert (await asyncio.wait_for(reader.readline(), 5)).startswith(b"HTTP/1.1 409")
+        writer.close()
+        await until(lambda: not admin.files and not admin.service.staging.budget.used)
 
 
 async def test_slow_json_is_timed_out(tmp_path: Path) -> None:

@@ -90,6 +90,20 @@ async def test_a_rollback_that_fails_is_undone(tmp_path: Path, when: str) -> Non
         assert bits(admin.engine) == first
 
 
+async def test_a_failed_rollback_costs_no_way_back(tmp_path: Path) -> None:
+    """With the budget used up, what a rollback needs stays until it is done, so it can be tried again."""
+    async with running(tmp_path, undo_bytes=2 * UNDO) as admin:
+        base = bits(admin.engine)
+        for seed in (1, 2):
+            await admin.commit(seed=seed)
+        admin.engine.faults.commit[0] = "after"
+        assert await roll(admin, 0) == 503
+        assert sorted(admin.engine.ranks[0].undo) == [1, 2]
+        admin.engine.faults.commit.clear()
+        assert await roll(admin, 0) == 200
+        assert bits(admin.engine) == base
+
+
 async def test_the_oldest_undo_goes_first(tmp_path: Path) -> None:
     """Over the budget, old versions are no longer held, on the engine and in the history."""
     async with running(tmp_path, undo_bytes=2 * UNDO) as admin:

@@ -126,6 +126,8 @@ class Faults:
     """Ranks that can't be brought back."""
     cache: bool = False
     """A cache can't be reset."""
+    boast: bool = False
+    """A commit is called done whatever the caches say."""
     missing: set[int] = field(default_factory=set)
     """Ranks whose answer to a commit is left out."""
     nonce: bool = False
@@ -236,8 +238,11 @@ class FakeEngine:
         return self._answer(result, request.nonce)
 
     async def commit(self, request: bridge.CommitRequest, http: Request) -> dict[str, object]:
-        """Phase two: all ranks or none."""
+        """Phase two: all ranks or none; goes on if the caller goes away."""
         await self._enter("commit", http)
+        return await asyncio.shield(asyncio.create_task(self._commit(request)))
+
+    async def _commit(self, request: bridge.CommitRequest) -> dict[str, object]:
         if self.faults.hold:
             await self.faults.hold.wait()
         if any(request.key not in rank.prepared for rank in self.ranks):
@@ -246,7 +251,7 @@ class FakeEngine:
         written: list[tuple[Rank, list[Piece]]] = []
         reports = [self._apply(rank, rank.prepared.pop(request.key), written) for rank in self.ranks]
         caches = {"prefix": "failed" if self.faults.cache else "reset", "encoder": "none"}
-        failed = self.faults.cache or not all(report.ok for report in reports)
+        failed = (self.faults.cache and not self.faults.boast) or not all(report.ok for report in reports)
         outcome = self._undo(written) if failed else Outcome.DONE
         if outcome is Outcome.DONE:
             for rank, undo in written:
