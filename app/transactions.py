@@ -107,6 +107,7 @@ class Transaction:
         placed = Accepted(upload, accepted.file, accepted.staged, accepted.validate_ms)
         self.uploads = [old for old in self.uploads if old not in replaced] + [placed]
         self._nbytes = sum(one.upload.nbytes for one in self.uploads)
+        self.prepared = None  # even if the engine should fail to drop it, it is not this transaction any more
         if self.state is State.PREPARED:
             self.move(State.OPEN)
         return upload, [old.file for old in replaced]

@@ -1,6 +1,6 @@
 """The history of the weights, and the way back."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Response
 
@@ -22,7 +22,8 @@ router = APIRouter(prefix="/v1", tags=["versions"], route_class=JsonRoute)
 async def list_versions(service: ServiceDep) -> wire.Versions:
     """The history, oldest first, and what of it can be rolled back to."""
     ledger = service.ledger
-    entries = tuple(wire.VersionEntry(**_entry(ledger, record)) for record in ledger.records())
+    lowest = ledger.lowest_reachable()
+    entries = tuple(wire.VersionEntry(**_entry(ledger, record, lowest)) for record in ledger.records())
     return wire.Versions(ledger=ledger.id, current=ledger.current.version, versions=entries)
 
 
@@ -36,7 +37,8 @@ async def current_version(service: ServiceDep, response: Response) -> wire.Curre
     ledger = service.ledger
     record = ledger.current
     response.headers["etag"] = etag(record.version)
-    return wire.CurrentVersion(**_entry(ledger, record), receipt=record.receipt, ledger=ledger.id)
+    entry = _entry(ledger, record, ledger.lowest_reachable())
+    return wire.CurrentVersion(**entry, receipt=record.receipt, ledger=ledger.id)
 
 
 @router.get("/versions/{n}", response_model=wire.VersionDetail, responses=problems(Code.UNKNOWN_VERSION))
@@ -45,7 +47,8 @@ async def get_version(
 ) -> wire.VersionDetail:
     """One version with its receipt."""
     record = service.ledger.get(n)
-    return wire.VersionDetail(**_entry(service.ledger, record), receipt=record.receipt)
+    entry = _entry(service.ledger, record, service.ledger.lowest_reachable())
+    return wire.VersionDetail(**entry, receipt=record.receipt)
 
 
 @router.post(
@@ -74,7 +77,7 @@ def _baseline_version(ledger: Ledger, name: str) -> int:
         raise ProblemError(Code.VERSION_NOT_HELD, error.detail) from error
 
 
-def _entry(ledger: Ledger, record: VersionRecord) -> dict[str, object]:
+def _entry(ledger: Ledger, record: VersionRecord, lowest: int) -> dict[str, Any]:
     names = tuple(b.name for b in ledger.baselines() if b.version == record.version)
     return {
         "version": record.version,
@@ -84,7 +87,7 @@ def _entry(ledger: Ledger, record: VersionRecord) -> dict[str, object]:
         "restores": record.restores,
         "transaction": record.transaction,
         "label": record.label,
-        "held": ledger.held(record.version),
+        "held": ledger.nearest(record.version) >= lowest,
         "undo_nbytes": ledger.undo.get(record.version, 0),
         "baselines": names,
     }

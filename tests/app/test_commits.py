@@ -411,6 +411,20 @@ async def test_work_prepared_on_a_moved_version_is_prepared_again(tmp_path: Path
         assert admin.engine.calls.count("prepare") == before + 1
 
 
+async def test_prepared_work_that_could_not_be_dropped_is_not_used(tmp_path: Path) -> None:
+    """An upload after a prepare is part of the commit, though the engine still holds the older work."""
+    async with running(tmp_path) as admin:
+        transaction = await admin.open()
+        await admin.upload(transaction, seed=1, expert=0)
+        await admin.http.post(f"{transaction}/prepare")
+        admin.line.cuts["drop"] = "before"
+        await admin.upload(transaction, seed=2, expert=1)
+        assert admin.engine.ranks[0].prepared
+        assert (await admin.http.get(transaction)).json()["preparation"] is None
+        assert (await admin.http.post(f"{transaction}/commit")).json()["experts"] == 2
+        assert parse((await admin.http.get("/v1/experts/0/1")).content) == expert_parts(2)
+
+
 async def test_a_commit_overtakes_a_prepare(tmp_path: Path) -> None:
     """A prepare that a commit overtakes is done again on the new version, without an error."""
     async with running(tmp_path) as admin:
