@@ -27,7 +27,8 @@ class Stacks:
                 self._alive.popitem(last=False)[1].stop()
             folder = self._root / f"stack-{model.name}"
             folder.mkdir(exist_ok=True)
-            stack = Stack(model, folder)
+            taken = {stack.core for stack in self._alive.values()}
+            stack = Stack(model, folder, core=min({0, 1} - taken))
             stack.start()
             self._alive[model] = stack
         self._alive.move_to_end(model)

@@ -35,6 +35,8 @@ class Stack:
 
     model: Path
     folder: Path
+    core: int = 0
+    """The one CPU core that the engine computes on: two engines on the same cores wait for each other."""
     admin: str = ""
     inference: str = ""
     process: subprocess.Popen[bytes] | None = None
@@ -62,6 +64,8 @@ class Stack:
         environment = os.environ | {
             "GRAFT_FAILPOINTS": str(self.failpoints),
             "VLLM_CPU_KVCACHE_SPACE": "1",
+            "VLLM_CPU_OMP_THREADS_BIND": str(self.core),
+            "GRAFT_UNDO_BYTES": "3GiB",
         }
         with (self.folder / "serve.log").open("wb") as log:
             self.process = subprocess.Popen(
