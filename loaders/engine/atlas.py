@@ -16,9 +16,10 @@ from vllm.config import VllmConfig
 from loaders.engine.checkpoint import Checkpoint
 from loaders.engine.hidden import hidden_copies
 from loaders.engine.kind import Kind, learn, own_parameters, signature
+from loaders.engine.provenance import Region
 from loaders.engine.spot import Spot, identity
 from loaders.engine.state import ModuleState, collect
-from loaders.engine.trace import Region, trace
+from loaders.engine.trace import trace
 from loaders.engine.twin import build_twin
 from loaders.engine.workshop import Workshop, quant_method
 from schemas.model import CheckpointTensor, Treatment
@@ -43,8 +44,9 @@ class Site:
     """A twin parameter: where its elements are on this rank.
 
     `spots` pair a target with the map into it. `closures` names the modules that it
-    belongs to (several if it is tied), `rebuilds` those whose handles depend on it; `sharded` says that no target holds it as it is, so that
-    its checkpoint-format shard is kept for them.
+    belongs to (several if it is tied), `rebuilds` those whose handles depend on it;
+    `sharded` says that no target holds it as it is, so that its checkpoint-format shard
+    is kept for them.
     """
 
     name: str
@@ -91,7 +93,9 @@ class Atlas:
     catalogue: tuple[CheckpointTensor, ...]
 
 
-def build_atlas(vllm_config: VllmConfig, live: nn.Module, checkpoint: Checkpoint, workshop: Workshop) -> Atlas:
+def build_atlas(
+    vllm_config: VllmConfig, live: nn.Module, checkpoint: Checkpoint, workshop: Workshop
+) -> Atlas:
     """Build twin, trace and treatments for the model that this worker serves."""
     twin = build_twin(vllm_config, live)
     traced = trace(twin, checkpoint.tensors)
@@ -237,17 +241,14 @@ def _describe(
         treatment = Treatment.REBUILT
     else:
         treatment = Treatment.DIRECT
-    return CheckpointTensor(
-        name=name, dtype=base.dtype, shape=base.shape, treatment=treatment, reason=reason
-    )
+    return CheckpointTensor(name=name, dtype=base.dtype, shape=base.shape, treatment=treatment, reason=reason)
 
 
 def _first_problem(regions: tuple[Region, ...], sites: list[Site]) -> str | None:
     if not regions:
         return "the engine does not load it"
     for region, site in zip(regions, sites, strict=True):
-        if region.src_dtype != region.dst_dtype:
-            return f"stored as {region.src_dtype}, runs as {region.dst_dtype}"
-        if site.unsupported is not None:
-            return site.unsupported
+        problem = region.converted or site.unsupported
+        if problem is not None:
+            return problem
     return None

@@ -39,8 +39,7 @@ def _index_dtype(canvas: _Canvas) -> torch.dtype:
 class Canvases:
     """Collects moves in order; writes to a block that is on a canvas go onto the canvas."""
 
-    def __init__(self, targets: dict[str, torch.Tensor]) -> None:
-        self._targets = targets
+    def __init__(self) -> None:
         self._order: list[Move | _Canvas] = []
         self._open: dict[tuple[str, int], _Canvas] = {}
         self._painted: set[str] = set()

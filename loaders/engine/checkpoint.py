@@ -5,13 +5,16 @@ import mmap
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import LocalEntryNotFoundError
-from vllm.config import ModelConfig
 
 from schemas.dtypes import Dtype
+
+if TYPE_CHECKING:  # importing vllm takes seconds, and reading headers does not need it
+    from vllm.config import ModelConfig
 
 TORCH_DTYPE: dict[Dtype, torch.dtype] = {
     Dtype.BOOL: torch.bool,
@@ -135,7 +138,7 @@ def _read_header(path: Path) -> list[BaseTensor]:
     ]
 
 
-def local_folder(model: ModelConfig) -> Path:
+def local_folder(model: "ModelConfig") -> Path:
     """The folder that the engine loaded the model from; a hub name is looked up in the local cache.
 
     Raises FileNotFoundError if it is in neither place.

@@ -27,19 +27,15 @@ class Commit:
 
     async def run(self) -> CommitResult:
         """Carry it out. Generation resumes on every way out but one: outcome `unknown`."""
-        outcome = Outcome.UNKNOWN
+        outcome = Outcome.FAILED
         try:
             await self._timed("pause", self._core.pause_scheduler_async(mode="keep", clear_cache=False))
+            outcome = Outcome.UNKNOWN
             outcome = await self._timed("apply", self._apply_or_undo())
-        except Exception as error:  # noqa: BLE001 - the engine may be gone; what it holds is then unknown
-            _log.exception("commit %s", self._request.key)
-            self._detail = f"{type(error).__name__}: {error}"
-        finally:
-            if outcome is not Outcome.UNKNOWN:
-                await self._timed("resume", self._core.resume_scheduler_async())
+        except Exception as error:  # noqa: BLE001 - whatever it is, the outcome says what is known
+            self._note(error)
         if outcome is not Outcome.UNKNOWN:
-            settle = KeyRequest(nonce=self._request.nonce, key=self._request.key)
-            await self._workers.ask("graft_settle", settle.model_dump_json())
+            outcome = await self._resume(outcome)
         return CommitResult(
             outcome=outcome,
             ranks=self._reports,
@@ -50,6 +46,24 @@ class Commit:
             in_flight="recomputed" if self._caches.get("prefix") == "reset" else "kept",
             detail=self._detail,
         )
+
+    async def _resume(self, outcome: Outcome) -> Outcome:
+        """Serve again. An engine that cannot is as good as one whose weights are unknown."""
+        try:
+            await self._timed("resume", self._core.resume_scheduler_async())
+        except Exception as error:  # noqa: BLE001 - vLLM raises what it likes when its engine is gone
+            self._note(error)
+            return Outcome.UNKNOWN
+        settle = KeyRequest(nonce=self._request.nonce, key=self._request.key)
+        try:
+            await self._workers.ask("graft_settle", settle.model_dump_json())
+        except Exception as error:  # noqa: BLE001 - leftovers do not change how the commit ended
+            self._note(error)
+        return outcome
+
+    def _note(self, error: Exception) -> None:
+        _log.error("commit %s", self._request.key, exc_info=error)
+        self._detail = f"{type(error).__name__}: {error}"
 
     async def _timed(self, step: str, awaitable: Any) -> Any:
         started = time.perf_counter()
@@ -77,12 +91,13 @@ class Commit:
         """Caches and version, still in the pause; a failure means that the commit is undone."""
         try:
             await self._reset_caches()
+            if "failed" in self._caches.values():
+                return False
             await self._engine.update_weight_version(str(self._request.version))
         except Exception as error:  # noqa: BLE001 - vLLM raises RuntimeError and its own kinds alike
-            _log.exception("resetting caches for %s", self._request.key)
-            self._detail = f"caches were not reset: {error}"
+            self._note(error)
             return False
-        return all(state != "failed" for state in self._caches.values())
+        return True
 
     async def _reset_caches(self) -> None:
         """Running requests are preempted, so that their KV is computed again with the new weights."""

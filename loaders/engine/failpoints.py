@@ -26,6 +26,8 @@ class Failpoints:
         if self._folder is None:
             return
         for armed in (self._folder / name, self._folder / f"{name}@{self._rank}"):
-            if armed.exists():
+            try:
                 armed.unlink()
-                raise Injected(f"failpoint {name} on rank {self._rank}")
+            except FileNotFoundError:  # not armed, or another rank was faster
+                continue
+            raise Injected(f"failpoint {name} on rank {self._rank}")

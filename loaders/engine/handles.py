@@ -14,8 +14,13 @@ def swap(live: CPUDNNLGEMMHandler, spare: CPUDNNLGEMMHandler) -> None:
 
     Raises ValueError if the shapes differ.
     """
-    if (live.n, live.k) != (spare.n, spare.k):
-        raise ValueError(f"handle shapes differ: {(live.n, live.k)} and {(spare.n, spare.k)}")
+    require_same_shape(live, spare)
     pointer = live.handler_tensor.clone()
     live.handler_tensor.copy_(spare.handler_tensor)
     spare.handler_tensor.copy_(pointer)
+
+
+def require_same_shape(live: CPUDNNLGEMMHandler, spare: CPUDNNLGEMMHandler) -> None:
+    """Raises ValueError if the two handles cannot be exchanged."""
+    if (live.n, live.k) != (spare.n, spare.k):
+        raise ValueError(f"handle shapes differ: {(live.n, live.k)} and {(spare.n, spare.k)}")

@@ -96,8 +96,10 @@ class Job(Generic[R]):
         try:
             with torch.no_grad():
                 self._result = work(self._main)
-        except Exception as error:  # noqa: BLE001 - reported by whoever polls
+        except Exception as error:  # noqa: BLE001 - raised again where the result is asked for
             self._error = error
+        except BaseException as error:  # noqa: BLE001 - a job that exits has no result either
+            self._error = RuntimeError(f"the job ended by {type(error).__name__}")
 
     def poll(self, budget_s: float = 0.005) -> bool:
         """Serve the job from the main thread for a while; whether it has ended."""

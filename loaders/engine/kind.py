@@ -69,7 +69,10 @@ def learn(workshop: Workshop, twin: nn.Module) -> Kind:
     parameters = own_parameters(twin)
     if quant_method(twin) is None:
         return Kind(
-            {name: ParameterKind(Treatment.DIRECT, (identity(name, p.numel()),)) for name, p in parameters.items()},
+            {
+                name: ParameterKind(Treatment.DIRECT, (identity(name, p.numel()),))
+                for name, p in parameters.items()
+            },
             (),
             {name: p.dtype for name, p in parameters.items()},
         )
@@ -106,9 +109,7 @@ class _Bench:
         )
 
     def _processed(self, values: Values) -> nn.Module:
-        return self._workshop.processed(
-            self._twin, {name: value.clone() for name, value in values.items()}
-        )
+        return self._workshop.processed(self._twin, {name: value.clone() for name, value in values.items()})
 
     def _random(self) -> Values:
         return {name: _draw(self._generator, *spec) for name, spec in self._shapes.items()}
@@ -122,9 +123,7 @@ class _Bench:
         explained = {spot.path for found in spots.values() for spot in found}
         if explained != set(state.tensors):
             blocks = max(self._experts, 1)
-            learned = learn_spots(
-                self._shapes, blocks, lambda codes: collect(self._processed(codes)).tensors
-            )
+            learned = learn_spots(self._shapes, blocks, lambda codes: collect(self._processed(codes)).tensors)
             spots = {name: spots[name] or learned[name] for name in spots}
         return spots
 
@@ -168,11 +167,16 @@ class _Bench:
 
 
 def _learned_experts(twin: nn.Module) -> int:
-    return min(_EXPERTS_LEARNED, int(twin.local_num_experts)) if isinstance(twin, RoutedExperts) else 0
+    return min(_EXPERTS_LEARNED, _local_experts(twin)) if isinstance(twin, RoutedExperts) else 0
+
+
+def _local_experts(twin: nn.Module) -> int:
+    count: Any = twin.local_num_experts
+    return int(count)
 
 
 def _small(shape: tuple[int, ...], twin: nn.Module, experts: int) -> tuple[int, ...]:
-    if experts and shape and shape[0] == int(twin.local_num_experts):
+    if experts and shape and shape[0] == _local_experts(twin):
         return (experts, *shape[1:])
     return shape
 

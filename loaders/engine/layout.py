@@ -233,7 +233,7 @@ def _agrees(candidate: Layout, view: Layout, inverse: Correspondence) -> bool:
 
 
 def disjoint(a: Layout, b: Layout) -> bool:
-    """Whether two layouts surely share no position: parts of one dimension do not, beside each other or alternating.
+    """Whether two layouts surely share no position, such as parts of one dimension, adjacent or alternating.
 
     At every scale, positions modulo the larger strides fall into a window; windows that do
     not meet are enough.
@@ -249,7 +249,9 @@ def _by_stride(layout: Layout) -> list[tuple[int, int]]:
     return [(n, s) for n, s in zip(layout.size, layout.stride, strict=True) if n > 1]
 
 
-def _windows_apart(a: int, ours: list[tuple[int, int]], b: int, theirs: list[tuple[int, int]], scale: int) -> bool:
+def _windows_apart(
+    a: int, ours: list[tuple[int, int]], b: int, theirs: list[tuple[int, int]], scale: int
+) -> bool:
     """Compare windows of strides below `scale` modulo the common divisor of the others; 0 is all strides."""
     outer = [s for _, s in (*ours, *theirs) if scale and s >= scale]
     reaches = [sum((n - 1) * s for n, s in dims if not scale or s < scale) for dims in (ours, theirs)]

@@ -2,10 +2,22 @@
 
 from dataclasses import dataclass, replace
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from blake3 import blake3
 
 from loaders.engine.layout import Layout
+
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def bits_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The same elements as integers: moves carry bits, whatever they mean.
+
+    Torch cannot index every dtype, and must not convert any.
+    """
+    return tensor.view(_WORDS[tensor.element_size()])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -21,7 +33,10 @@ Place = Layout | Scatter
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Move:
-    """Write `values` (flat, contiguous, private memory) to `place` in the target of that name."""
+    """Write `values` to `place` in the target of that name.
+
+    They are flat, contiguous and private, as integers of the target's element size.
+    """
 
     target: str
     place: Place
@@ -37,11 +52,17 @@ class Move:
         return replace(self, values=read(flat, self.place))
 
     def write(self, flat: torch.Tensor) -> None:
-        """Write the values into the flat target."""
+        """Write the values into the flat target.
+
+        Raises ValueError if its elements have another size.
+        """
+        bits = bits_of(flat)
+        if bits.dtype != self.values.dtype:
+            raise ValueError(f"{self.target} is stored as {flat.dtype}, not in words of {self.values.dtype}")
         if isinstance(self.place, Layout):
-            self.place.view(flat).copy_(self.values.view(self.place.size))
+            self.place.view(bits).copy_(self.values.view(self.place.size))
         else:
-            flat[self.place.positions] = self.values
+            bits[self.place.positions] = self.values
 
     def key(self) -> tuple[object, ...]:
         """Equal keys mean the same elements; undo taken from a move keeps its place object."""
@@ -49,10 +70,10 @@ class Move:
 
 
 def read(flat: torch.Tensor, place: Place) -> torch.Tensor:
-    """A flat private copy of the elements at `place`."""
+    """A flat private copy of the elements at `place`, as integers."""
     if isinstance(place, Layout):
-        return place.view(flat).clone(memory_format=torch.contiguous_format).reshape(-1)
-    return flat.index_select(0, place.positions)
+        return place.view(bits_of(flat)).clone(memory_format=torch.contiguous_format).reshape(-1)
+    return bits_of(flat).index_select(0, place.positions)
 
 
 def compacted(moves: list[Move]) -> list[Move]:
@@ -69,7 +90,8 @@ def compacted(moves: list[Move]) -> list[Move]:
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
     """The bytes of a contiguous CPU tensor, without a copy."""
-    return memoryview(tensor.detach().reshape(-1).view(torch.uint8).numpy())
+    flat: npt.NDArray[np.uint8] = tensor.detach().reshape(-1).view(torch.uint8).numpy()
+    return flat.data
 
 
 def digest_of(moves: list[Move]) -> str:

@@ -2,16 +2,20 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
-from loaders.engine.atlas import Atlas, Site
 from loaders.engine.canvas import Canvases
 from loaders.engine.checkpoint import MappedFile
 from loaders.engine.layout import Correspondence, Layout
-from loaders.engine.move import Move
+from loaders.engine.move import Move, bits_of
+from loaders.engine.provenance import Region
 from loaders.engine.spot import Spot
 from schemas.bridge import StagedUpload, TensorWrite
+
+if TYPE_CHECKING:
+    from loaders.engine.atlas import Atlas, Site
 
 _INT32_LIMIT = 2**31
 
@@ -21,12 +25,12 @@ class Plan:
     """What a transaction writes on this rank, in order, and which sites it touches."""
 
     moves: list[Move]
-    sites: dict[str, Site]
+    sites: dict[str, "Site"]
     tensors: int
     elements: int
 
 
-def plan(atlas: Atlas, uploads: tuple[StagedUpload, ...]) -> Plan:
+def plan(atlas: "Atlas", uploads: tuple[StagedUpload, ...]) -> Plan:
     """Map every write of the uploads to moves with private values, O(touched elements).
 
     Raises ValueError if a staged file is not what its upload says, or KeyError for a
@@ -43,21 +47,22 @@ def plan(atlas: Atlas, uploads: tuple[StagedUpload, ...]) -> Plan:
 
 
 class _Planner:
-    def __init__(self, atlas: Atlas) -> None:
+    def __init__(self, atlas: "Atlas") -> None:
         self._atlas = atlas
-        self._canvases = Canvases(atlas.targets)
+        self._canvases = Canvases()
         self._sites: dict[str, Site] = {}
         self._tensors: set[str] = set()
         self._elements = 0
 
     def add(self, staged: MappedFile, write: TensorWrite) -> None:
         base = self._atlas.checkpoint.tensors[write.tensor]
-        values = staged.tensor(write.values.offset, write.values.nbytes, base.dtype)
+        values = bits_of(staged.tensor(write.values.offset, write.values.nbytes, base.dtype))
         self._tensors.add(write.tensor)
         self._elements += values.numel()
         if write.indices is not None:
             span = write.indices
             indices = staged.tensor(span.offset, span.nbytes, span.dtype).to(torch.int64)
+            _require(indices.numel() == values.numel(), f"{write.tensor}: as many indices as values")
             self._sparse(write.tensor, indices, values)
         else:
             self._dense(write, values)
@@ -70,7 +75,7 @@ class _Planner:
             selected, elements = region.map.map(indices)
             if selected.numel() == 0:
                 continue
-            site = self._touch(region.parameter)
+            site = self._touch(region)
             chosen = values[selected]
             for target, spot in site.places():
                 self._canvases.scatter(target, spot.dst_block, _narrow(spot.positions(elements)), chosen)
@@ -80,11 +85,12 @@ class _Planner:
         rows = base.shape[0] if write.expert is not None else 1
         length = base.numel // rows
         begin = (write.expert or 0) * length
+        _require(values.numel() == length, f"{write.tensor}: {length} values")
         for region in self._atlas.regions[write.tensor]:
             part = region.map.within(begin, length)
             if part is None:
                 continue
-            site = self._touch(region.parameter)
+            site = self._touch(region)
             moved = Layout(part.src.offset - begin, part.src.size, part.src.stride)
             for target, spot in site.places():
                 self._place(target, spot, Correspondence(moved, part.dst), values)
@@ -99,11 +105,17 @@ class _Planner:
             chosen = block.src.view(values).reshape(-1)
             self._canvases.paint(target, spot.dst_block, spot.positions(elements), chosen)
 
-    def _touch(self, name: str) -> Site:
-        site = self._atlas.sites[name]
-        if site.unsupported is not None:
-            raise ValueError(f"{name} cannot be updated: {site.unsupported}")
-        return self._sites.setdefault(name, site)
+    def _touch(self, region: Region) -> "Site":
+        site = self._atlas.sites[region.parameter]
+        problem = region.converted or site.unsupported
+        if problem is not None:
+            raise ValueError(f"{region.tensor} cannot be updated: {problem}")
+        return self._sites.setdefault(site.name, site)
+
+
+def _require(condition: bool, what: str) -> None:
+    if not condition:
+        raise ValueError(f"the upload does not hold {what}")
 
 
 def _by_block(part: Correspondence, length: int) -> list[Correspondence]:

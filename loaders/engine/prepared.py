@@ -1,12 +1,15 @@
 """Prepared work: everything a commit will move, ready in memory, and how it is taken back."""
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 
 from loaders.engine.failpoints import Failpoints
 from loaders.engine.move import Move
-from loaders.engine.rebuild import Spare
+
+if TYPE_CHECKING:
+    from loaders.engine.rebuild import Spare
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -16,7 +19,7 @@ class Prepared:
     key: str
     base_version: int
     moves: tuple[Move, ...]
-    spares: tuple[Spare, ...]
+    spares: "tuple[Spare, ...]"
     tensors: int
     elements: int
     digest: str
@@ -39,7 +42,7 @@ class Applied:
     prepared: Prepared
     targets: dict[str, torch.Tensor]
     taken: list[Move] = field(default_factory=list)
-    exchanged: list[Spare] = field(default_factory=list)
+    exchanged: "list[Spare]" = field(default_factory=list)
 
     def apply(self, failpoints: Failpoints) -> None:
         """Write all moves and exchange all handles, keeping what was there.

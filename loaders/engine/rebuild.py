@@ -6,7 +6,7 @@ import torch
 from vllm._custom_ops import CPUDNNLGEMMHandler
 
 from loaders.engine.atlas import Atlas, Closure, Site
-from loaders.engine.handles import swap
+from loaders.engine.handles import require_same_shape, swap
 from loaders.engine.job import MainThread
 from loaders.engine.move import Move
 from loaders.engine.shards import Shards
@@ -26,14 +26,20 @@ class Spare:
     handles: dict[str, CPUDNNLGEMMHandler]
 
     def exchange(self) -> None:
-        """Exchange the live handles with these; twice is nothing."""
-        for path, handle in self.handles.items():
-            swap(self.closure.state.handles[path], handle)
+        """Exchange the live handles with these; twice is nothing.
+
+        Raises ValueError, with nothing exchanged, if their shapes differ.
+        """
+        pairs = [(self.closure.state.handles[path], handle) for path, handle in self.handles.items()]
+        for live, spare in pairs:
+            require_same_shape(live, spare)
+        for live, spare in pairs:
+            swap(live, spare)
 
     @property
     def nbytes(self) -> int:
         """Bytes that the packed weights take, about."""
-        return sum(h.n * h.k for h in self.handles.values()) * _itemsize(self.closure)
+        return sum(int(h.n * h.k) for h in self.handles.values()) * _itemsize(self.closure)
 
 
 def _itemsize(closure: Closure) -> int:
@@ -76,7 +82,13 @@ class Rebuilder:
     def _build(self, closure: Closure, missing: list[Site], main: MainThread) -> None:
         made = {site.shard: self._shards.build(site) for site in missing}
         values = self._values(closure, made, {})
-        main.call(lambda: self._check(closure, values))
+        main.call(lambda: self._keep(closure, values, missing, made))
+
+    def _keep(self, closure: Closure, values: Values, missing: list[Site], made: Values) -> None:
+        """Check and add in one go: a commit in between would leave shards of an old version."""
+        if all(self._shards.has(site) for site in missing):
+            return
+        self._check(closure, values)
         for site in missing:
             self._shards.add(site, made[site.shard])
 

@@ -4,6 +4,8 @@ import asyncio
 import uuid
 from typing import Any
 
+from pydantic import ValidationError
+
 from loaders.engine.rpc import Answer
 from schemas.problems import Code, ProblemError
 
@@ -20,15 +22,20 @@ class Workers:
     async def ask(self, method: str, *arguments: str) -> list[Answer]:
         """Call one method on every rank, in the order of ranks.
 
-        Raises ProblemError `state_unknown` if an answer belongs to another call.
+        Raises ProblemError `state_unknown` if an answer is none, or belongs to another call.
         """
         nonce = uuid.uuid4().hex
         per_engine = await self._engine.engine_core.call_utility_all_async(
             "collective_rpc", method, None, (nonce, *arguments), None
         )
-        answers = [Answer.model_validate_json(text) for ranks in per_engine for text in ranks]
+        try:
+            answers = [Answer.model_validate_json(text) for ranks in per_engine for text in ranks]
+        except ValidationError as error:
+            raise ProblemError(Code.STATE_UNKNOWN, f"a rank did not answer {method}") from error
         if not answers or any(answer.nonce != nonce for answer in answers):
-            raise ProblemError(Code.STATE_UNKNOWN, f"a rank answered {method} with the answer to another call")
+            raise ProblemError(
+                Code.STATE_UNKNOWN, f"a rank answered {method} with the answer to another call"
+            )
         return sorted(answers, key=lambda answer: answer.rank)
 
     async def run(self, method: str, request: str, timeout_s: float) -> list[Answer]:
@@ -38,9 +45,10 @@ class Workers:
         given up. So are jobs that nobody polls, by themselves.
         """
         started = await self.ask(method, request)
-        if any(answer.error for answer in started):
-            return started
         job = started[0].nonce
+        if any(answer.error for answer in started):
+            await self.ask("graft_give_up", job)
+            return started
         done: dict[int, Answer] = {}
         pause = _FIRST_POLL_S
         deadline = asyncio.get_running_loop().time() + timeout_s

@@ -3,7 +3,10 @@
 import threading
 import time
 import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import nn
@@ -32,7 +35,10 @@ from schemas.bridge import (
 )
 from schemas.problems import Code, ProblemError
 
+T = TypeVar("T")
+
 _READ_ATTEMPTS = 5
+_QUIET_S = 30.0
 
 
 class StateUnknown(Exception):
@@ -70,7 +76,11 @@ class Session:
         if request.base_version != self.version:
             raise ProblemError(Code.VERSION_MOVED, f"rank {self.rank} is at version {self.version}")
         started = time.perf_counter()
-        made = self._restore(request.restore) if request.restore is not None else plan(self.atlas, request.uploads)
+        made = (
+            self._restore(request.restore)
+            if request.restore is not None
+            else plan(self.atlas, request.uploads)
+        )
         validated = time.perf_counter()
         sites = list(made.sites.values())
         self._rebuilder.ensure_shards(sites, main)
@@ -131,18 +141,16 @@ class Session:
             raise ProblemError(Code.VERSION_MOVED, f"{request.key} is not prepared on version {self.version}")
         started = time.perf_counter()
         applied = Applied(prepared, self.atlas.targets)
-        self._touched.clock += 1
-        try:
-            with torch.no_grad():
-                applied.apply(self._failpoints)
-        except Exception as error:
-            self._revert(applied)
-            raise error
-        finally:
-            self._mark(prepared)
-        self._undo[request.version] = compacted(applied.undo())
-        self.version = request.version
-        self._applied = applied
+        with self._writing(prepared):
+            try:
+                with torch.no_grad():
+                    applied.apply(self._failpoints)
+            except Exception:
+                self._revert(applied)
+                raise
+            self._undo[request.version] = compacted(applied.undo())
+            self.version = request.version
+            self._applied = applied
         return self._report(prepared, apply_ms=1e3 * (time.perf_counter() - started))
 
     def undo(self, key: str) -> None:
@@ -153,12 +161,11 @@ class Session:
         applied = self._applied
         if applied is None or applied.prepared.key != key:
             return
-        self._touched.clock += 1
-        self._revert(applied)
-        self._mark(applied.prepared)
-        del self._undo[self.version]
-        self.version = applied.prepared.base_version
-        self._applied = None
+        with self._writing(applied.prepared):
+            self._revert(applied)
+            del self._undo[self.version]
+            self.version = applied.prepared.base_version
+            self._applied = None
 
     def _revert(self, applied: Applied) -> None:
         try:
@@ -168,14 +175,20 @@ class Session:
         except Exception as error:
             raise StateUnknown(f"rank {self.rank} could not put back its weights: {error}") from error
 
-    def _mark(self, prepared: Prepared) -> None:
-        """Digests of what was written are stale, and readers see that the clock moved."""
+    @contextmanager
+    def _writing(self, prepared: Prepared) -> Iterator[None]:
+        """Readers see an odd clock while weights and version change; then digests of these are stale."""
         self._touched.clock += 1
-        for move in prepared.moves:
-            self._touched.targets[move.target] = self._touched.clock
-            # A handle's output also depends on what is patched beside it, such as a bias.
-            for name in self._site_of[move.target].closures:
-                self._touched.closures[name] = self._touched.clock
+        try:
+            yield
+        finally:
+            after = self._touched.clock + 1
+            for move in prepared.moves:
+                self._touched.targets[move.target] = after
+                # A handle's output also depends on what is patched beside it, such as a bias.
+                for name in self._site_of[move.target].closures:
+                    self._touched.closures[name] = after
+            self._touched.clock = after
 
     def settle(self, key: str) -> None:
         """Forget what `key` had prepared, and that it could be undone in place."""
@@ -209,12 +222,8 @@ class Session:
         Raises ProblemError if commits keep coming in between.
         """
         with self._reading:
-            for _ in range(_READ_ATTEMPTS):
-                clock, version = self._touched.clock, self.version
-                tensors = self._digests.compute(prefix, main)
-                if clock == self._touched.clock:
-                    return version, RankDigests(rank=self.rank, boot=self.boot, tensors=tensors)
-        raise ProblemError(Code.BUSY, "commits came faster than digests could be taken")
+            version, tensors = self._of_one_version(lambda: self._digests.compute(prefix, main))
+        return version, RankDigests(rank=self.rank, boot=self.boot, tensors=tensors)
 
     def read(self, request: ReadRequest, main: MainThread) -> ReadResult:
         """Write checkpoint tensors of one version to a file.
@@ -228,9 +237,32 @@ class Session:
             for region in self.atlas.regions.get(item.tensor, ())
         ]
         self._rebuilder.ensure_shards([site for site in sites if site.sharded], main)
+        version, nbytes = self._of_one_version(
+            lambda: write_safetensors(Path(request.path), self.atlas, wanted)
+        )
+        return ReadResult(version=version, nbytes=nbytes)
+
+    def _of_one_version(self, look: Callable[[], T]) -> tuple[int, T]:
+        """Look at the weights, again if they changed meanwhile; the version that was seen, and what.
+
+        Raises ProblemError if commits keep coming in between.
+        """
         for _ in range(_READ_ATTEMPTS):
-            clock, version = self._touched.clock, self.version
-            nbytes = write_safetensors(Path(request.path), self.atlas, wanted)
+            clock, version = self._quiet()
+            seen = look()
             if clock == self._touched.clock:
-                return ReadResult(version=version, nbytes=nbytes)
-        raise ProblemError(Code.BUSY, "commits came faster than the tensors could be read")
+                return version, seen
+        raise ProblemError(Code.BUSY, "commits came faster than the weights could be read")
+
+    def _quiet(self) -> tuple[int, int]:
+        """Clock and version while no commit is under way that might still be undone.
+
+        Raises ProblemError if it stays under way.
+        """
+        until = time.monotonic() + _QUIET_S
+        while time.monotonic() < until:
+            clock, version = self._touched.clock, self.version
+            if clock % 2 == 0 and self._applied is None:
+                return clock, version
+            time.sleep(0.002)
+        raise ProblemError(Code.BUSY, "a commit does not come to its end")

@@ -53,4 +53,4 @@ def _mapped(folder: Path, numel: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.from_file(path, shared=True, size=numel, dtype=dtype)
     finally:
         os.close(handle)
-        os.unlink(path)
+        Path(path).unlink()

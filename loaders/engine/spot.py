@@ -72,7 +72,7 @@ def learn_spots(
     for name, (shape, _) in shapes.items():
         bases[name] = total
         total += _numel(shape)
-    passes = max(_CODE_BITS // (8 * dtype.itemsize) for _, dtype in shapes.values())
+    passes = max(1, *(_CODE_BITS // (8 * dtype.itemsize) for _, dtype in shapes.values()))
     seen = [
         process({name: _code(bases[name], shapes[name], step) for name in shapes}) for step in range(passes)
     ]
@@ -122,6 +122,8 @@ def _spot(path: str, codes: torch.Tensor, base: int, numel: int, blocks: int) ->
     table[codes[standing] - base - 1] = standing
     if bool((table < 0).any()):
         raise NotAnInjection(f"{path} holds some elements twice")
+    if numel % blocks or codes.numel() % blocks:
+        raise NotAnInjection(f"{path} is not made of {blocks} blocks")
     src_block, dst_block = numel // blocks, codes.numel() // blocks
     first = table[:src_block]
     steps = torch.arange(blocks).repeat_interleave(src_block) * dst_block

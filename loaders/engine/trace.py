@@ -8,9 +8,8 @@ involves unsupported, with its name as the reason.
 """
 
 import logging
-from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from torch.utils._pytree import tree_flatten
 
 from loaders.engine.checkpoint import TORCH_DTYPE, BaseTensor
 from loaders.engine.layout import Correspondence, Layout, compose
+from loaders.engine.provenance import Provenance, Recorder, Region, key_of, region_of
 
 _log = logging.getLogger(__name__)
 
@@ -28,204 +28,202 @@ _FILLS = frozenset({"aten::zero_", "aten::fill_"})
 
 
 @dataclass(frozen=True, slots=True)
-class Region:
-    """Elements of one checkpoint tensor and where they go in one twin parameter.
-
-    `map.src` is in flat row-major positions of the checkpoint tensor, `map.dst` in
-    positions of the parameter's storage, both in elements.
-    """
-
-    tensor: str
-    parameter: str
-    map: Correspondence
-    src_dtype: torch.dtype
-    dst_dtype: torch.dtype
-
-
-@dataclass(frozen=True, slots=True)
 class Traced:
     """What one pass of `load_weights` does with every checkpoint tensor."""
 
     regions: dict[str, tuple[Region, ...]]
-    """Checkpoint tensor → its regions on this rank, in the order of loading; may be empty."""
+    """Checkpoint tensor → its regions on this rank; may be empty."""
     refused: dict[str, str]
     """Checkpoint tensor → why its way could not be followed."""
 
 
-@dataclass(slots=True)
-class _Provenance:
-    """What a storage that is not a parameter's holds."""
-
-    tensors: frozenset[str]
-    map: Correspondence | None = None
-    """Own layout (dst) ← flat positions of the one checkpoint tensor (src)."""
-    dtype: torch.dtype | None = None
-    problem: str | None = None
-
-
-@dataclass(slots=True)
-class _Recorder:
-    parameters: dict[int, tuple[str, torch.Tensor]]
-    sources: dict[int, _Provenance] = field(default_factory=dict)
-    regions: dict[str, list[Region]] = field(default_factory=lambda: defaultdict(list))
-    refused: dict[str, str] = field(default_factory=dict)
-    keep: list[torch.Tensor] = field(default_factory=list)
-    """Keeps storages alive: their addresses are the keys above."""
-
-    def refuse(self, tensors: frozenset[str], reason: str) -> None:
-        for name in tensors:
-            self.refused.setdefault(name, reason)
-
-
-def _key(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
+def _tensors(values: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_flatten(values)[0] if isinstance(leaf, torch.Tensor)]
 
 
 class _Trace(TorchDispatchMode):
     """Follows checkpoint tensors through whatever the loaders do with them."""
 
-    def __init__(self, recorder: _Recorder) -> None:
+    def __init__(self, recorder: Recorder) -> None:
         super().__init__()
         self._recorder = recorder
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        out = func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
         schema = func._schema
-        inputs = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, torch.Tensor)]
-        written = [
-            value
-            for value, argument in zip(args, schema.arguments, strict=False)
-            if isinstance(value, torch.Tensor) and argument.alias_info and argument.alias_info.is_write
-        ]
-        if written:
-            self._write(schema.name, written, inputs, args)
+        if schema.is_mutable:
+            self._write(schema, args, kwargs)
         else:
-            self._derive(schema.name, inputs, out)
+            self._derive(schema.name, _tensors((args, kwargs)), _tensors(out))
         return out
 
-    def _derive(self, name: str, inputs: list[torch.Tensor], out: Any) -> None:
-        """New storages carry the provenance of what they were made from."""
-        known = {_key(tensor) for tensor in inputs}
-        involved = [p for key in known if (p := self._recorder.sources.get(key))]
+    def _derive(self, name: str, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> None:
+        """New storages carry the provenance of what they were made from; views share theirs."""
+        known = {key_of(tensor) for tensor in inputs}
+        made = [tensor for tensor in outputs if key_of(tensor) not in known]
+        involved = [p for tensor in inputs if (p := self._recorder.provenance(tensor))] if made else []
         if not involved:
             return
-        for tensor in tree_flatten(out)[0]:
-            if not isinstance(tensor, torch.Tensor) or _key(tensor) in known:
-                continue
+        for tensor in made:
             self._recorder.keep.append(tensor)
-            self._recorder.sources[_key(tensor)] = self._made_by(name, inputs, involved, tensor)
+            self._recorder.sources[key_of(tensor)] = _made_by(name, inputs, involved, tensor)
 
-    def _made_by(
-        self, name: str, inputs: list[torch.Tensor], involved: list[_Provenance], made: torch.Tensor
-    ) -> _Provenance:
-        tensors = frozenset().union(*(p.tensors for p in involved))
-        source = involved[0]
-        if name in _COPIES and len(inputs) == 1 and source.map is not None:
-            if made.dtype != source.dtype:
-                return _Provenance(tensors, problem=f"cast to {made.dtype} while loading")
-            try:
-                origin = compose(Layout.of(inputs[0]), source.map)
-            except ValueError as error:
-                return _Provenance(tensors, problem=str(error))
-            return _Provenance(tensors, Correspondence(origin, Layout.of(made)), made.dtype)
-        return _Provenance(tensors, problem=source.problem or f"goes through {name} while loading")
-
-    def _write(
-        self, name: str, written: list[torch.Tensor], inputs: list[torch.Tensor], args: tuple[Any, ...]
-    ) -> None:
-        involved = frozenset().union(
-            *(p.tensors for t in inputs if (p := self._recorder.sources.get(_key(t))) is not None)
+    def _write(self, schema: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Every operation that writes: a copy is a region, a fill is a constant, others are not followed."""
+        values = dict(zip((argument.name for argument in schema.arguments), args, strict=False)) | kwargs
+        written = _tensors(
+            [
+                values.get(argument.name)
+                for argument in schema.arguments
+                if argument.alias_info and argument.alias_info.is_write
+            ]
         )
+        read = _tensors(args[1:] if schema.name == "aten::copy_" else values)
         for target in written:
-            parameter = self._recorder.parameters.get(_key(target))
+            parameter = self._recorder.parameters.get(key_of(target))
             if parameter is None:
-                self._write_source(name, target, involved)
-            elif name == "aten::copy_":
-                self._copy(parameter[0], target, args[1])
-            elif name not in _FILLS:
-                self._recorder.refuse(involved, f"written by {name} while loading")
+                self._write_elsewhere(schema.name, target, read)
+            elif schema.name == "aten::copy_":
+                self._copy(*parameter, target, args[1])
+            else:
+                self._recorder.overwritten(parameter[0], target)
+                if schema.name not in _FILLS:
+                    for tensor in read:
+                        self._refuse(tensor, f"written by {schema.name} while loading")
 
-    def _write_source(self, name: str, target: torch.Tensor, involved: frozenset[str]) -> None:
-        """A loader changed its source (for example zeroed a bias that another rank adds)."""
+    def _refuse(self, tensor: torch.Tensor, reason: str) -> None:
+        provenance = self._recorder.provenance(tensor)
+        if provenance is not None:
+            self._recorder.refuse(provenance.tensors, reason)
+
+    def _write_elsewhere(self, name: str, target: torch.Tensor, read: list[torch.Tensor]) -> None:
+        """A loader changed its source (zeroed a bias that another rank adds) or keeps something aside."""
+        found = [p for tensor in (target, *read) if (p := self._recorder.provenance(tensor))]
+        involved = frozenset[str]().union(*(p.tensors for p in found))
+        if key_of(target) not in self._recorder.sources:
+            self._recorder.refuse(involved, "kept outside of the parameters while loading")
         if involved:
-            tensors = involved
-            self._recorder.sources[_key(target)] = _Provenance(
-                tensors, problem=f"changed by {name} while loading"
-            )
+            self._recorder.keep.append(target)
+            problem = f"changed by {name} while loading"
+            self._recorder.sources[key_of(target)] = Provenance(involved, problem=problem)
 
-    def _copy(self, parameter: str, target: torch.Tensor, source: torch.Tensor) -> None:
-        provenance = self._recorder.sources.get(_key(source))
-        if provenance is None:
+    def _copy(self, name: str, parameter: torch.Tensor, target: torch.Tensor, source: torch.Tensor) -> None:
+        if source.numel() == 0:
             return
-        if provenance.map is None or len(provenance.tensors) != 1:
-            self._recorder.refuse(provenance.tensors, provenance.problem or "mixed while loading")
-            return
-        try:
-            expanded = source.expand_as(target)
-            origin = compose(Layout.of(source), provenance.map)
-        except (ValueError, RuntimeError) as error:
-            self._recorder.refuse(provenance.tensors, str(error))
-            return
-        if expanded.shape != source.shape:
-            self._recorder.refuse(provenance.tensors, "broadcast while loading")
-            return
-        (name,) = provenance.tensors
-        self._recorder.regions[name].append(
-            Region(
-                tensor=name,
-                parameter=parameter,
-                map=Correspondence(origin, Layout.of(target)),
-                src_dtype=source.dtype,
-                dst_dtype=target.dtype,
-            )
-        )
+        provenance = self._recorder.provenance(source)
+        if provenance is not None:
+            try:
+                region = region_of(name, parameter, target, source, provenance)
+            except ValueError as error:
+                self._recorder.refuse(provenance.tensors, str(error))
+            else:
+                self._recorder.regions[name].append(region)
+                return
+        self._recorder.overwritten(name, target)
+
+
+def _made_by(
+    name: str, inputs: list[torch.Tensor], involved: list[Provenance], made: torch.Tensor
+) -> Provenance:
+    tensors = frozenset[str]().union(*(p.tensors for p in involved))
+    problems = [p.problem for p in involved if p.map is None]
+    source = involved[0]
+    if source.map is None or len(inputs) != 1 or name not in _COPIES:
+        return Provenance(tensors, problem=problems[0] if problems else f"goes through {name} while loading")
+    if made.dtype != source.dtype:
+        return Provenance(tensors, problem=f"cast to {made.dtype} while loading")
+    try:
+        origin = compose(Layout.of(inputs[0]), source.map)
+    except ValueError as error:
+        return Provenance(tensors, problem=str(error))
+    return Provenance(tensors, Correspondence(origin, Layout.of(made)), made.dtype)
 
 
 def trace(twin: nn.Module, tensors: dict[str, BaseTensor]) -> Traced:
     """Trace `twin.load_weights` over all checkpoint tensors in one pass.
 
     A tensor at which the loader raises is refused with the loader's words and the
-    pass repeated without it.
+    pass repeated without it; if it raises when it has had them all, all are refused.
     """
+    load: Any = twin.load_weights
     refused: dict[str, str] = {}
     while True:
-        recorder = _Recorder(_parameter_storages(twin))
-        progress: list[str] = []
+        recorder = Recorder(_parameter_storages(twin))
+        left = {name: tensor for name, tensor in tensors.items() if name not in refused}
+        if not left:
+            return Traced({}, refused)
+        weights = _MetaWeights(left, recorder)
         try:
             with torch.no_grad(), _Trace(recorder):
-                twin.load_weights(_meta_weights(tensors, refused, recorder, progress))
+                load(weights)
         except Exception as error:  # loaders raise what they like; the tensor at hand is named
-            if not progress:
+            blamed = weights.at_hand()
+            if not blamed:
                 raise
-            refused[progress[-1]] = f"the engine's loader refused it: {type(error).__name__}: {error}"
-            _log.warning("loader refused %s: %s", progress[-1], error)
+            _log.warning("loader refused %s: %s", ", ".join(blamed), error)
+            reason = f"the engine's loader refused it: {type(error).__name__}: {error}"
+            refused |= dict.fromkeys(blamed, reason)
             continue
+        _refuse_replaced(twin, recorder)
+        recorder.refuse_shared()
         refused |= recorder.refused
-        regions = {name: tuple(recorder.regions.get(name, ())) for name in tensors if name not in refused}
-        return Traced(regions, refused)
+        regions: dict[str, list[Region]] = {name: [] for name in tensors if name not in refused}
+        for region in dict.fromkeys(r for found in recorder.regions.values() for r in found):
+            if region.tensor in regions:
+                regions[region.tensor].append(region)
+        return Traced({name: tuple(found) for name, found in regions.items()}, refused)
 
 
 def _parameter_storages(twin: nn.Module) -> dict[int, tuple[str, torch.Tensor]]:
     """Storage → the first name of the parameter in it (tied parameters have one)."""
     storages: dict[int, tuple[str, torch.Tensor]] = {}
     for name, parameter in twin.named_parameters(remove_duplicate=False):
-        storages.setdefault(_key(parameter), (name, parameter))
+        storages.setdefault(key_of(parameter), (name, parameter))
     return storages
 
 
-def _meta_weights(
-    tensors: dict[str, BaseTensor], refused: dict[str, str], recorder: _Recorder, progress: list[str]
-) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield every checkpoint tensor on meta, as the source of its own elements."""
-    for name, base in tensors.items():
-        if name in refused:
+def _refuse_replaced(twin: nn.Module, recorder: Recorder) -> None:
+    """A loader may also put its source, or something new, in the place of a parameter."""
+    after = {name: key_of(parameter) for name, parameter in twin.named_parameters(remove_duplicate=False)}
+    for key, (name, _) in recorder.parameters.items():
+        if after.get(name) == key:
             continue
-        progress.append(name)
+        owners = {region.tensor for region in recorder.regions[name]}
+        source = recorder.sources.get(after.get(name, key))
+        if source is not None:
+            owners |= source.tensors
+        recorder.refuse(owners, f"{name} is replaced while loading")
+
+
+class _MetaWeights(Iterator[tuple[str, torch.Tensor]]):
+    """Every checkpoint tensor on meta, as the source of its own elements."""
+
+    def __init__(self, tensors: dict[str, BaseTensor], recorder: Recorder) -> None:
+        self._tensors = tensors
+        self._left = iter(tensors.values())
+        self._recorder = recorder
+        self._current: str | None = None
+        self._exhausted = False
+
+    def __next__(self) -> tuple[str, torch.Tensor]:
+        try:
+            base = next(self._left)
+        except StopIteration:
+            self._exhausted = True
+            raise
+        self._current = base.name
         dtype = TORCH_DTYPE[base.dtype]
         weight = torch.empty(base.shape, dtype=dtype, device="meta")
-        recorder.keep.append(weight)
+        self._recorder.keep.append(weight)
         whole = Correspondence(Layout.contiguous(base.shape), Layout.of(weight))
-        recorder.sources[_key(weight)] = _Provenance(frozenset({name}), whole, dtype)
-        yield name, weight
+        self._recorder.sources[key_of(weight)] = Provenance(frozenset({base.name}), whole, dtype)
+        return base.name, weight
+
+    def at_hand(self) -> list[str]:
+        """Names of the tensors that the loader may have stumbled over."""
+        if self._exhausted:
+            return list(self._tensors)
+        return [self._current] if self._current is not None else []

@@ -59,7 +59,7 @@ def build_twin(vllm_config: VllmConfig, live: nn.Module) -> nn.Module:
     config.compilation_config.static_all_moe_layers = []
     config.quant_config = copy.deepcopy(vllm_config.quant_config)
     with set_default_torch_dtype(vllm_config.model_config.dtype), _FactoriesOnMeta():
-        twin = initialize_model(vllm_config=config, model_config=vllm_config.model_config)
+        twin: nn.Module = initialize_model(vllm_config=config, model_config=vllm_config.model_config)
     _refuse_sharing(twin, live)
     return twin
 

@@ -20,10 +20,10 @@ from schemas.bridge import (
     DigestsRequest,
     ForgetRequest,
     KeyRequest,
-    ModelInfo,
     PrepareRequest,
     ReadRequest,
 )
+from schemas.model import ModelInfo
 from schemas.problems import Code, ProblemError
 
 
@@ -160,7 +160,6 @@ class GraftWorker:
         if not self.graft_jobs[job].poll():
             return Answer(nonce=nonce, rank=worker.rank, boot=session.boot, pending=True).model_dump_json()
         return self.graft_answer(nonce, self.graft_jobs.pop(job).result)
-
 
     def graft_give_up(self, nonce: str, job: str) -> str:
         """Drop a job that took too long; it ends at its next step and leaves nothing."""

@@ -9,7 +9,7 @@ import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import MethodType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -130,8 +130,8 @@ def _linear_probe(twin: LinearBase, generator: torch.Generator) -> Probe:
     x = _random(generator, 8, twin.weight.shape[1], twin.weight.dtype)
 
     def run(module: nn.Module) -> list[torch.Tensor]:
-        bias = module._parameters.get("bias")
-        return [module.quant_method.apply(module, x, bias)]
+        method: Any = module.quant_method
+        return [method.apply(module, x, module._parameters.get("bias"))]
 
     return run
 
@@ -142,7 +142,8 @@ def _embedding_probe(twin: VocabParallelEmbedding, generator: torch.Generator) -
     x = _random(generator, 8, columns, twin.weight.dtype)
 
     def run(module: nn.Module) -> list[torch.Tensor]:
-        return [module.quant_method.embedding(module, ids), module.quant_method.apply(module, x)]
+        method: Any = module.quant_method
+        return [method.embedding(module, ids), method.apply(module, x)]
 
     return run
 
@@ -156,7 +157,7 @@ def _experts_probe(twin: RoutedExperts, generator: torch.Generator, experts: int
     logits = _random(generator, 8, experts, torch.float32)
 
     def run(module: nn.Module) -> list[torch.Tensor]:
-        method = module.quant_method
+        method: Any = module.quant_method
         if method.is_monolithic:
             return [method.apply_monolithic(module, x.clone(), logits)]
         out = method.apply(module, x.clone(), weights, ids.to(torch.int32), None, None)

@@ -1,0 +1,115 @@
+"""Provenance: what is known of the tensors that pass through a loader, and the regions that this makes."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import islice
+
+import torch
+
+from loaders.engine.layout import Correspondence, Layout, compose, disjoint, require_nested
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Elements of one checkpoint tensor and where they go in one twin parameter.
+
+    `map.src` is in flat row-major positions of the checkpoint tensor, `map.dst` in
+    positions of the parameter's storage, both in elements.
+    """
+
+    tensor: str
+    parameter: str
+    map: Correspondence
+    src_dtype: torch.dtype
+    dst_dtype: torch.dtype
+
+    @property
+    def converted(self) -> str | None:
+        """Why new elements cannot be moved as they are, if they cannot."""
+        if self.src_dtype == self.dst_dtype:
+            return None
+        return f"stored as {self.src_dtype}, runs as {self.dst_dtype}"
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """What a tensor holds that is not one of the twin's parameters."""
+
+    tensors: frozenset[str]
+    map: Correspondence | None = None
+    """Own layout (dst) ← flat positions of the one checkpoint tensor (src); none if there is a problem."""
+    dtype: torch.dtype | None = None
+    problem: str = "mixed while loading"
+
+
+@dataclass(slots=True)
+class Recorder:
+    parameters: dict[int, tuple[str, torch.Tensor]]
+    sources: dict[int, Provenance] = field(default_factory=dict)
+    regions: dict[str, list[Region]] = field(default_factory=lambda: defaultdict(list))
+    """Parameter → what was copied into it, in the order of loading."""
+    refused: dict[str, str] = field(default_factory=dict)
+    keep: list[torch.Tensor] = field(default_factory=list)
+    """Keeps storages alive: their addresses are the keys above."""
+
+    def refuse(self, tensors: Iterable[str], reason: str) -> None:
+        for name in tensors:
+            self.refused.setdefault(name, reason)
+
+    def provenance(self, tensor: torch.Tensor) -> Provenance | None:
+        """Where the elements of `tensor` come from, if from the checkpoint."""
+        key = key_of(tensor)
+        found = self.sources.get(key)
+        if found is None and key in self.parameters:
+            name = self.parameters[key][0]
+            owners = frozenset(region.tensor for region in self.regions[name])
+            return Provenance(owners, problem=f"read back from {name} while loading") if owners else None
+        if found is not None and found.map is not None and tensor.dtype != found.dtype:
+            return Provenance(found.tensors, problem=f"reinterpreted as {tensor.dtype} while loading")
+        return found
+
+    def overwritten(self, parameter: str, target: torch.Tensor) -> None:
+        """Something that is no region was written over `target`."""
+        place = Layout.of(target)
+        for region in self.regions[parameter]:
+            if not disjoint(region.map.dst, place):
+                self.refuse([region.tensor], f"written over in {parameter} while loading")
+
+    def refuse_shared(self) -> None:
+        """An element that is loaded from two places follows neither alone."""
+        for name, regions in self.regions.items():
+            ordered = sorted(dict.fromkeys(regions), key=lambda region: region.map.dst.offset)
+            for index, first in enumerate(ordered):
+                for second in islice(ordered, index + 1, None):
+                    if second.map.dst.offset >= first.map.dst.end:
+                        break
+                    if not disjoint(first.map.dst, second.map.dst):
+                        reason = f"{first.tensor} and {second.tensor} share elements of {name}"
+                        self.refuse([first.tensor, second.tensor], reason)
+
+
+def key_of(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def region_of(
+    name: str, parameter: torch.Tensor, target: torch.Tensor, source: torch.Tensor, provenance: Provenance
+) -> Region:
+    """The region of one copy.
+
+    Raises ValueError if it is none.
+    """
+    if provenance.map is None:
+        raise ValueError(provenance.problem)
+    own, place = Layout.of(parameter), Layout.of(target)
+    if own.offset or not own.is_contiguous or place.end > own.end or target.dtype != parameter.dtype:
+        raise ValueError(f"{name} is not stored in the order of its elements")
+    if source.numel() != target.numel():
+        raise ValueError("broadcast while loading")
+    origin = compose(Layout.of(source.expand_as(target)), provenance.map)
+    map_ = Correspondence(origin, place)
+    require_nested(map_.simplified().src)
+    require_nested(map_.inverse().simplified().src)
+    (tensor,) = provenance.tensors
+    return Region(tensor, name, map_, source.dtype, target.dtype)

@@ -1,0 +1,87 @@
+"""Applying prepared moves, and taking them back from wherever it failed."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from loaders.engine.failpoints import Failpoints, Injected
+from loaders.engine.layout import Layout
+from loaders.engine.move import Move, bits_of
+from loaders.engine.planner import plan
+from loaders.engine.prepared import Applied, Prepared
+from tests.loaders.engine.atlases import Body, simple
+
+
+def test_a_failed_write_is_put_back(tmp_path: Path) -> None:
+    """A move that fails in the middle leaves what can be reverted bit for bit, also when reverted twice."""
+    hand = simple()
+    hand.targets["q"] = torch.zeros(12, dtype=torch.float64)
+    body = Body(tmp_path / "body")
+    body.write("w", torch.ones(4, 3))
+    (move,) = plan(hand.atlas, (body.staged(),)).moves
+    wrong = Move("q", move.place, move.values)
+    applied = Applied(Prepared("t", 0, (move, wrong, move), (), 1, 12, ""), hand.targets)
+    with pytest.raises(ValueError, match="not in words of"):
+        applied.apply(Failpoints(0))
+    assert hand.targets["p"].sum() == 12
+    for _ in range(2):
+        applied.revert()
+        assert not hand.targets["p"].any() and not hand.targets["q"].any()
+
+
+def test_a_revert_that_failed_goes_on() -> None:
+    """What could not be put back at first is put back when it can be; nothing is taken twice."""
+    hand = simple()
+    place = Layout.contiguous((12,))
+    moves = tuple(Move("p", place, bits_of(torch.full((12,), float(n)))) for n in (1, 2))
+    applied = Applied(Prepared("t", 0, moves, (), 1, 12, ""), hand.targets)
+    applied.apply(Failpoints(0))
+    flat = hand.targets.pop("p")
+    with pytest.raises(KeyError):
+        applied.revert()
+    hand.targets["p"] = flat
+    applied.revert()
+    assert not flat.any()
+
+
+@pytest.mark.parametrize("point", ["apply.before", "apply.middle", "apply.after"])
+def test_failpoints_of_an_apply(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str) -> None:
+    """Before, in the middle and after the write: reverted, and the next apply goes through."""
+    monkeypatch.setenv("GRAFT_FAILPOINTS", str(tmp_path))
+    hand = simple()
+    place = Layout.contiguous((12,))
+    moves = tuple(Move("p", place, bits_of(torch.full((12,), float(n)))) for n in (1, 2))
+    prepared = Prepared("t", 0, moves, (), 1, 12, "")
+    (tmp_path / point).touch()
+    applied = Applied(prepared, hand.targets)
+    with pytest.raises(Injected, match=point):
+        applied.apply(Failpoints(0))
+    assert len(applied.taken) == {"apply.before": 0, "apply.middle": 1, "apply.after": 2}[point]
+    applied.revert()
+    assert not hand.targets["p"].any()
+    Applied(prepared, hand.targets).apply(Failpoints(0))
+    assert hand.targets["p"].tolist() == [2.0] * 12
+
+
+def test_spares_are_exchanged_last_and_first_back() -> None:
+    """Handles go in after the moves and come out before them; one that fails is not taken back."""
+    log: list[str] = []
+
+    def spare(name: str, fails: bool = False) -> Any:
+        def exchange() -> None:
+            if fails:
+                raise ValueError(name)
+            log.append(name)
+
+        return SimpleNamespace(exchange=exchange, nbytes=8)
+
+    applied = Applied(Prepared("t", 0, (), (spare("a"), spare("b"), spare("c", True)), 0, 0, ""), {})
+    assert applied.prepared.held_nbytes == 24
+    with pytest.raises(ValueError, match="c"):
+        applied.apply(Failpoints(0))
+    applied.revert()
+    applied.revert()
+    assert log == ["a", "b", "b", "a"]
