@@ -1,11 +1,10 @@
 """Calls to the engine's bridge, each bounded in time."""
 
 import asyncio
-import json
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import httpx
 from pydantic import BaseModel, ValidationError
@@ -98,12 +97,16 @@ class EngineClient:
             restore=restore,
             timeout_s=0.9 * bound,  # so that its own answer comes before ours
         )
-        return await self._post("prepare", request, bridge.PrepareResult, bound)
+        result = await self._post("prepare", request, bridge.PrepareResult, bound)
+        _check_nonce(result.ranks, request.nonce)
+        return result
 
     async def commit(self, key: str, version: int) -> bridge.CommitResult:
         """Phase two on every rank."""
         request = bridge.CommitRequest(nonce=_nonce(), key=key, version=version)
-        return await self._post("commit", request, bridge.CommitResult, self._settings.engine_commit_s)
+        result = await self._post("commit", request, bridge.CommitResult, self._settings.engine_commit_s)
+        _check_nonce(result.ranks, request.nonce)
+        return result
 
     async def drop(self, key: str) -> None:
         """Let go of prepared work; unknown keys are fine."""
@@ -126,10 +129,7 @@ class EngineClient:
         return await self._post("read", request, bridge.ReadResult, self._settings.engine_read_s)
 
     async def _post(self, name: str, request: BaseModel, kind: type[Answer], bound_s: float) -> Answer:
-        content = await self._ask("POST", name, request, bound_s)
-        answer = _parse(kind, content)
-        _check_nonce(content, getattr(request, "nonce", ""))
-        return answer
+        return _parse(kind, await self._ask("POST", name, request, bound_s))
 
     async def _ask(self, method: str, name: str, request: BaseModel | None, bound_s: float) -> bytes:
         headers = {"authorization": f"Bearer {self._secret}"} if self._secret else {}
@@ -166,16 +166,9 @@ def _parse(kind: type[Answer], content: bytes) -> Answer:
         raise EngineLost("The engine's answer is not understood.") from error
 
 
-def _check_nonce(content: bytes, nonce: str) -> None:
-    """Refuse an answer that says it belongs to another question.
-
-    The bridge itself pairs the workers' answers; this catches one that lets a stale
-    answer through.
-    """
-    document: dict[str, Any] = json.loads(content)
-    ranks = document.get("ranks", ())
-    said = [document.get("nonce", nonce), *(rank.get("nonce", nonce) for rank in ranks)]
-    if any(other != nonce for other in said):
+def _check_nonce(reports: Iterable[bridge.RankReport], nonce: str) -> None:
+    """Refuse an answer in which a rank worked on another request than this one."""
+    if any(report.nonce != nonce for report in reports):
         raise EngineLost("The engine answered another question than the one asked.")
 
 

@@ -121,6 +121,8 @@ class RankError(Output):
 class RankReport(Output):
     """One rank's answer to a prepare, commit or undo."""
 
+    nonce: str
+    """Of the request that the rank worked on."""
     rank: int
     boot: str
     ok: bool

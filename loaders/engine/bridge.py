@@ -167,10 +167,10 @@ async def prepare(engine: Engine, request: PrepareRequest) -> PrepareResult:
 async def _prepare(workers: Workers, request: PrepareRequest) -> PrepareResult:
     started = time.perf_counter()
     answers = await workers.run("graft_start_prepare", request.model_dump_json(), request.timeout_s)
-    reports = tuple(report_of(answer) for answer in answers)
+    reports = tuple(report_of(answer, request.nonce) for answer in answers)
     ok = all(report.ok for report in reports)
     if not ok:
-        await workers.ask("graft_settle", KeyRequest(nonce="", key=request.key).model_dump_json())
+        await workers.ask("graft_drop", request.key)
     return PrepareResult(
         outcome=Outcome.DONE if ok else Outcome.FAILED,
         ranks=reports,
@@ -187,7 +187,7 @@ async def commit(engine: Engine, request: CommitRequest) -> CommitResult:
 @_router.post("/drop")
 async def drop(engine: Engine, request: KeyRequest) -> None:
     """Drop prepared work."""
-    _values(await Workers(engine).ask("graft_settle", request.model_dump_json()))
+    _values(await Workers(engine).ask("graft_drop", request.key))
 
 
 @_router.post("/forget")

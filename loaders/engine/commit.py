@@ -6,7 +6,7 @@ from typing import Any
 
 from loaders.engine.rpc import Answer
 from loaders.engine.rpc_client import Workers
-from schemas.bridge import CommitRequest, CommitResult, KeyRequest, Outcome, RankReport
+from schemas.bridge import CommitRequest, CommitResult, Outcome, RankReport
 from schemas.problems import Code, ProblemError
 
 _log = logging.getLogger(__name__)
@@ -54,9 +54,8 @@ class Commit:
         except Exception as error:  # noqa: BLE001 - vLLM raises what it likes when its engine is gone
             self._note(error)
             return Outcome.UNKNOWN
-        settle = KeyRequest(nonce=self._request.nonce, key=self._request.key)
         try:
-            await self._workers.ask("graft_settle", settle.model_dump_json())
+            await self._workers.ask("graft_settle", self._request.key)
         except Exception as error:  # noqa: BLE001 - leftovers do not change how the commit ended
             self._note(error)
         return outcome
@@ -74,7 +73,7 @@ class Commit:
 
     async def _apply_or_undo(self) -> Outcome:
         answers = await self._workers.ask("graft_apply", self._request.model_dump_json())
-        self._reports = tuple(report_of(answer) for answer in answers)
+        self._reports = tuple(report_of(answer, self._request.nonce) for answer in answers)
         if any(a.error and a.error.code is Code.STATE_UNKNOWN for a in answers):
             self._detail = "a rank could not put back what it had overwritten"
             return Outcome.UNKNOWN
@@ -82,7 +81,7 @@ class Commit:
             return Outcome.DONE
         undone = await self._workers.ask("graft_undo", self._request.key)
         if any(answer.error for answer in undone):
-            self._reports = tuple(report_of(answer) for answer in undone)
+            self._reports = tuple(report_of(answer, self._request.nonce) for answer in undone)
             self._detail = "a rank could not undo the commit"
             return Outcome.UNKNOWN
         return Outcome.FAILED
@@ -116,11 +115,12 @@ class Commit:
         self._caches["encoder"] = "reset"
 
 
-def report_of(answer: Answer) -> RankReport:
-    """A rank's report, made from its error if it has none."""
+def report_of(answer: Answer, nonce: str) -> RankReport:
+    """A rank's report, made from its error if it has none; `nonce` is of the admin's request."""
     if answer.error is None and answer.value is not None:
         return RankReport.model_validate(answer.value)
-    return RankReport(rank=answer.rank, boot=answer.boot, ok=answer.error is None, error=answer.error)
+    ok = answer.error is None
+    return RankReport(nonce=nonce, rank=answer.rank, boot=answer.boot, ok=ok, error=answer.error)
 
 
 def first_problem(answers: list[Answer]) -> ProblemError | None:

@@ -96,7 +96,7 @@ class Session:
         )
         main.check()
         self._prepared[request.key] = prepared
-        return self._report(prepared, validate_ms=1e3 * (validated - started))
+        return self._report(request.nonce, prepared, validate_ms=1e3 * (validated - started))
 
     def _restore(self, version: int) -> Plan:
         """The undo of every version after `version`, newest first, as one plan.
@@ -115,8 +115,9 @@ class Session:
         elements = sum(move.values.numel() for move in moves)
         return Plan(moves, sites, len({move.target for move in moves}), elements)
 
-    def _report(self, prepared: Prepared, **figures: float) -> RankReport:
+    def _report(self, nonce: str, prepared: Prepared, **figures: float) -> RankReport:
         return RankReport(
+            nonce=nonce,
             rank=self.rank,
             boot=self.boot,
             ok=True,
@@ -151,7 +152,7 @@ class Session:
             self._undo[request.version] = compacted(applied.undo())
             self.version = request.version
             self._applied = applied
-        return self._report(prepared, apply_ms=1e3 * (time.perf_counter() - started))
+        return self._report(request.nonce, prepared, apply_ms=1e3 * (time.perf_counter() - started))
 
     def undo(self, key: str) -> None:
         """Take back the commit of `key` if it is the last thing that was applied here.
@@ -190,9 +191,13 @@ class Session:
                     self._touched.closures[name] = after
             self._touched.clock = after
 
-    def settle(self, key: str) -> None:
-        """Forget what `key` had prepared, and that it could be undone in place."""
+    def drop(self, key: str) -> None:
+        """Forget what `key` had prepared."""
         self._prepared.pop(key, None)
+
+    def settle(self, key: str) -> None:
+        """The commit of `key` has ended: forget what it had prepared, and how to take it back in place."""
+        self.drop(key)
         if self._applied is not None and self._applied.prepared.key == key:
             self._applied = None
 

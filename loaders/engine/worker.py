@@ -19,7 +19,6 @@ from schemas.bridge import (
     CommitRequest,
     DigestsRequest,
     ForgetRequest,
-    KeyRequest,
     PrepareRequest,
     ReadRequest,
 )
@@ -109,11 +108,13 @@ class GraftWorker:
 
         return self.graft_answer(nonce, undo)
 
-    def graft_settle(self, nonce: str, request: str) -> str:
-        """Drop prepared work, and what could undo its commit in place."""
-        return self.graft_answer(
-            nonce, lambda: self.graft_need().settle(KeyRequest.model_validate_json(request).key)
-        )
+    def graft_drop(self, nonce: str, key: str) -> str:
+        """Drop prepared work."""
+        return self.graft_answer(nonce, lambda: self.graft_need().drop(key))
+
+    def graft_settle(self, nonce: str, key: str) -> str:
+        """A commit has ended on all ranks."""
+        return self.graft_answer(nonce, lambda: self.graft_need().settle(key))
 
     def graft_forget(self, nonce: str, request: str) -> str:
         """Drop undo."""

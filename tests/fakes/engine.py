@@ -95,6 +95,7 @@ class Rank:
         names = sorted({name for name, _, _ in pieces})
         digest = blake3(b"".join(self.weights[name].tobytes() for name in names)).hexdigest()
         return RankReport(
+            nonce="",
             rank=self.rank,
             boot=self.boot,
             ok=error is None,
@@ -346,7 +347,7 @@ class FakeEngine:
     def _answer(self, result: bridge.PrepareResult | bridge.CommitResult, nonce: str) -> dict[str, object]:
         said = "0" * 32 if self.faults.nonce else nonce
         document = result.model_dump(mode="json")
-        document["ranks"] = [{**rank, "nonce": said} for rank in document["ranks"]]
+        document["ranks"] = [rank | {"nonce": said} for rank in document["ranks"]]
         return document
 
 
