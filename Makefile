@@ -6,8 +6,11 @@ SHELL := /bin/bash
 .PHONY: help system setup install demo serve quick test check format clean
 
 PYTHON ?= python3
-MODEL ?= .graft/demo-model
+DEMO := .graft/demo-model
+MODEL ?= $(DEMO)
 ARGS ?=
+# Compiling the model takes vLLM minutes on a small machine, once; the demo need not wait for that.
+VLLM_ARGS ?= $(if $(filter $(DEMO),$(MODEL)),--enforce-eager)
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/graft-setup
@@ -48,11 +51,11 @@ install:
 	@echo "$(KEY)" > $(STAMP)
 
 demo: setup  ## make the demo model
-	$(BIN)/graft demo-model .graft/demo-model
+	$(BIN)/graft demo-model $(DEMO)
 
-serve: setup  ## run admin (8001) and vLLM (8000); MODEL=folder serves another checkpoint, ARGS= goes to graft serve
-	@[ "$(MODEL)" != .graft/demo-model ] || $(BIN)/graft demo-model $(MODEL)
-	exec $(BIN)/graft serve $(MODEL) $(ARGS)
+serve: setup  ## run admin (8001) and vLLM (8000); MODEL=folder, ARGS= for graft serve, VLLM_ARGS= for vLLM
+	@[ "$(MODEL)" != "$(DEMO)" ] || $(BIN)/graft demo-model $(DEMO)
+	exec $(BIN)/graft serve "$(MODEL)" $(ARGS) -- $(VLLM_ARGS)
 
 quick: setup  ## the tests that need no engine
 	$(BIN)/python -m pytest tests --ignore=tests/e2e

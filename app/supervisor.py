@@ -12,11 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from app.supported import InstalledVllm
+from schemas.bridge import PREFIX
 
 ENTRY = "vllm.entrypoints.launchers.api_server.entry"
 EXTENSION = "loaders.engine.worker.GraftWorker"
 PLUGIN = "graft"
 SECRET_VARIABLE = "GRAFT_ENGINE_SECRET_FILE"  # noqa: S105 - the name of a variable
+QUIET_ROUTES = f"{PREFIX}/state,/health"
+"""Asked every second; in vLLM's access log they would bury everything else."""
 OWNED_FLAGS = ("--model", "--host", "--port", "--worker-extension-cls")
 """vLLM's flags that Graft sets itself."""
 
@@ -56,6 +59,7 @@ def engine_command(
     # -P: folders named like Graft's modules in the user's working folder are not looked at.
     argv = [sys.executable, "-P", "-m", ENTRY, "--model", model, "--served-model-name", model]
     argv += ["--host", host, "--port", str(port), "--worker-extension-cls", EXTENSION]
+    argv += ["--disable-access-log-for-endpoints", QUIET_ROUTES]
     if "--enforce-eager" not in vllm_args and not _compiler(environ):
         argv.append("--enforce-eager")
     return EngineCommand((*argv, *vllm_args), _environment(environ, secret_file, vllm), log)

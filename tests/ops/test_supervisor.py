@@ -11,6 +11,7 @@ import pytest
 
 from app.supervisor import EngineCommand, EngineStartError, Supervisor, engine_command, make_secret
 from app.supported import InstalledVllm
+from schemas.bridge import PREFIX
 
 CPU = InstalledVllm("0.32.0", cpu=True)
 GPU = InstalledVllm("0.32.0", cpu=False)
@@ -43,6 +44,13 @@ def test_the_command_names_model_address_and_extension() -> None:
     assert _value(argv, "--model") == _value(argv, "--served-model-name") == "some/model"
     assert (_value(argv, "--host"), _value(argv, "--port")) == ("127.0.0.1", "8123")
     assert _value(argv, "--worker-extension-cls") == "loaders.engine.worker.GraftWorker"
+
+
+def test_polling_does_not_fill_the_engines_log() -> None:
+    """What the admin asks every second is left out of vLLM's access log, unless the user wants otherwise."""
+    flag = "--disable-access-log-for-endpoints"
+    assert _value(_command().argv, flag).split(",") == [f"{PREFIX}/state", "/health"]
+    assert _command(flag, "/metrics").argv[-2:] == (flag, "/metrics")
 
 
 def test_the_users_arguments_come_last_and_unchanged() -> None:
