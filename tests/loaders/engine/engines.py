@@ -31,8 +31,10 @@ class Ranks:
         if (method, rank) in self.behaviour:
             return self.behaviour[(method, rank)](rank, nonce, *arguments)
         if method == "graft_apply":
-            self.version[rank] = int(json.loads(arguments[0])["version"])
-            return self.answer(rank, nonce, value={"rank": rank, "boot": f"b{rank}", "ok": True})
+            request = json.loads(arguments[0])
+            self.version[rank] = int(request["version"])
+            report = {"nonce": request["nonce"], "rank": rank, "boot": f"b{rank}", "ok": True}
+            return self.answer(rank, nonce, value=report)
         if method == "graft_undo":
             self.version[rank] = 0
         return self.answer(rank, nonce)

@@ -54,7 +54,7 @@ def test_done(connector: bool) -> None:
         "encoder": "reset",
         "connector": "reset" if connector else "none",
     }
-    assert [report.ok for report in result.ranks] == [True, True]
+    assert [(report.ok, report.nonce) for report in result.ranks] == [(True, "n")] * 2
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -67,6 +67,7 @@ def test_apply_error_on_one_rank(rank: int) -> None:
     assert [report.ok for report in result.ranks] == [rank != 0, rank != 1]
     error = result.ranks[rank].error
     assert error is not None and error.code is Code.INTERNAL and error.detail == "no room"
+    assert {report.nonce for report in result.ranks} == {"n"}
     assert "prefix" not in engine.log and result.caches == {} and result.in_flight == "kept"
 
 

@@ -27,6 +27,17 @@ def test_an_element_in_two_places_is_not_two_elements() -> None:
         gather(hand.atlas, ReadTensor(name="x", tensor="w"))
 
 
+def test_overlapping_parts_make_a_whole() -> None:
+    """What two parameters hold together is read from both, wherever they overlap."""
+    hand = Hand()
+    hand.add_tensor("w", (4,), Dtype.F32)
+    for site, begin, end in (("a", 0, 3), ("b", 1, 4)):
+        hand.add_region("w", site, torch.empty(4)[begin:end], torch.empty(3), torch.float32)
+        hand.sites[site] = Place(site, (3,), ((site, identity(site, 3)),))
+        hand.targets[site] = torch.arange(begin, end, dtype=torch.float32)
+    assert gather(hand.atlas, ReadTensor(name="x", tensor="w")).tolist() == [0, 1, 2, 3]
+
+
 def test_a_site_without_places_cannot_be_read() -> None:
     """An unsupported parameter that has no place is refused with its reason."""
     hand = simple()

@@ -163,6 +163,17 @@ def test_undo_takes_back_only_the_last_apply_of_its_key(session: Any, hand: Hand
         assert hand.targets["p"].sum() == 2
 
 
+def test_dropping_leaves_a_commit_alone(session: Any, hand: Hand, tmp_path: Path) -> None:
+    """Prepared work goes, but what was applied can still be taken back; dropping twice is nothing."""
+    prepare(session, tmp_path, 1.0)
+    apply(session, 1)
+    for _ in range(2):
+        session.drop("k")
+    assert session.state().prepared == ()
+    session.undo("k")
+    assert session.version == 0 and not hand.targets["p"].any()
+
+
 @pytest.mark.parametrize("how", ["apply", "undo"])
 def test_a_failed_revert_is_state_unknown(session: Any, tmp_path: Path, how: str) -> None:
     """What could not be put back is said to be unknown."""
@@ -226,6 +237,19 @@ def test_readers_never_see_a_commit_that_may_be_undone(session: Any, hand: Hand,
     reader.join(30)
     assert results[0].version == 0
     assert not any((tmp_path / "out").read_bytes()[-48:])
+
+
+def test_readers_wait_while_weights_are_written(session: Any, tmp_path: Path) -> None:
+    """A look that would begin and end within one write is not taken."""
+    prepare(session, tmp_path, 1.0)
+    seen: list[Any] = []
+    reader = threading.Thread(target=lambda: seen.append(session._of_one_version(lambda: None)))
+    with session._writing(session._prepared["k"]):
+        reader.start()
+        reader.join(0.1)
+        assert seen == []
+    reader.join(30)
+    assert seen == [(0, None)]
 
 
 def test_readers_never_mix_versions(session: Any, hand: Hand, tmp_path: Path) -> None:
@@ -313,7 +337,7 @@ def test_a_commit_by_rpc(worker: Any, tmp_path: Path) -> None:
         and applied["error"] is None
         and applied["value"]["digest"] == report["digest"]
     )
-    worker.graft_settle("c", '{"nonce": "c", "key": "k"}')
+    assert json.loads(worker.graft_settle("c", "k"))["error"] is None
     state = json.loads(worker.graft_state("d"))["value"]
     assert int(state["version"]) == 1 and state["prepared"] == []
 
@@ -323,7 +347,6 @@ def test_a_commit_by_rpc(worker: Any, tmp_path: Path) -> None:
     [
         ("graft_apply", ("{",)),
         ("graft_apply", ('{"nonce": "x", "key": "never", "version": 1}',)),
-        ("graft_settle", ("[]",)),
         ("graft_forget", ("null",)),
         ("graft_poll", ("no such job",)),
     ],

@@ -257,6 +257,7 @@ REFUSED: dict[str, tuple[Callable[[Toy, torch.Tensor], Any], str]] = {
     "target reinterpreted": (lambda toy, w: toy.p.view(torch.int32).copy_(w), "not stored in the order"),
     "broadcast": (lambda toy, w: toy.p.copy_(w[:1]), "broadcast"),
     "expanded copy": (lambda toy, w: toy.p.copy_(w[:1].expand(4).clone()), "digits"),
+    "expanded target": (lambda toy, w: toy.p[:1].expand(4).copy_(w), "digits"),
     "source changed": (_in_place, "changed by aten::mul_"),
     "source zeroed": (lambda toy, w: toy.p.copy_(w.zero_()), "changed by aten::zero_"),
     "target added to": (lambda toy, w: toy.p.add_(w), "written"),
