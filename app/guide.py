@@ -38,7 +38,7 @@ class Guide:
     async def lines(self, inference: str, model: str, version: str) -> list[str]:
         """What to tell a person now that the service is ready."""
         chat = await asyncio.to_thread(speaks_chat, model)
-        tour = Tour(self._admin_url, inference, model, chat, version, self._token_source())
+        tour = Tour(self._admin_url, inference, model, chat, version, self.token_source())
         ready = f"ready: {model} at version {version}, completions at {inference}, admin at {self._admin_url}"
         answer = await self._client.get("/v1/model")
         served = Model.model_validate_json(answer.content) if answer.status_code == httpx.codes.OK else None
@@ -64,7 +64,8 @@ class Guide:
             tour.ask(),
         ]
 
-    def _token_source(self) -> str | None:
+    def token_source(self) -> str | None:
+        """Shell text that yields the bearer token, if one is needed."""
         if self._settings.token is not None:
             return "$GRAFT_TOKEN"
         if self._settings.token_file is not None:

@@ -15,25 +15,25 @@ from tests.ops.served import Serve, Served
 GRAFT = "import app.serve; app.serve.ENGINE_GRACE_S = 1; from app.cli import main; main()"
 
 
-@pytest.fixture
-def serve(tmp_path: Path) -> Iterator[Serve]:
-    """Starts `graft serve`; the engine is `code`, found in the place of vLLM's server module."""
+def _served(folder: Path) -> Iterator[Serve]:
     started: list[Served] = []
 
     def start(code: str, *arguments: str, **environ: str) -> Served:
-        package = tmp_path / "stand-in"
+        package = folder / "stand-in"
         for name in ("vllm", "entrypoints", "launchers", "api_server"):
             package /= name
             package.mkdir(parents=True, exist_ok=True)
             (package / "__init__.py").touch()
         (package / "entry.py").write_text(code)
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith("GRAFT_")}
-        output = tmp_path / f"output{len(started)}"
-        state = tmp_path / "state"
+        # Polling fast: the admin finds a stand-in sooner than a person would need.
+        env = {name: value for name, value in os.environ.items() if not name.startswith("GRAFT_")}
+        env |= {"PYTHONPATH": str(folder / "stand-in"), "GRAFT_ENGINE_POLL_S": "0.05"}
+        output = folder / f"output{len(started)}"
+        state = folder / "state"
         with output.open("w") as file:
             process = subprocess.Popen(
                 [sys.executable, "-c", GRAFT, "serve", *arguments, "--port", "0", "--state-dir", str(state)],
-                env=inherited | {"PYTHONPATH": str(tmp_path / "stand-in")} | environ,
+                env=env | environ,
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,
@@ -48,6 +48,18 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
         if served.process.poll() is None:
             served.process.send_signal(signal.SIGTERM)
             served.process.wait(60)
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Serve]:
+    """Starts `graft serve`; the engine is `code`, found in the place of vLLM's server module."""
+    yield from _served(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def serve_shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
+    """The same for tests that only look at what runs."""
+    yield from _served(tmp_path_factory.mktemp("shared"))
 
 
 @pytest.fixture

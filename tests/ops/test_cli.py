@@ -10,6 +10,7 @@ from typing import Protocol
 import pytest
 
 from app import cli
+from app.listen import listen
 from app.supported import RANGE, UnsupportedVllmError
 
 
@@ -102,6 +103,17 @@ def test_an_unsupported_vllm_is_refused_at_start(graft: Graft, monkeypatch: pyte
     ended = graft("serve", "m")
     assert ended.status == 1
     assert RANGE in ended.said
+
+
+def test_taken_ports_are_named_before_anything_starts(graft: Graft, tmp_path: Path) -> None:
+    """Where the engine's or the admin's port is taken the command says so and starts no engine."""
+    with listen("127.0.0.1", 0) as taken:
+        port = str(taken.getsockname()[1])
+        for ports in (("--port", "0", "--engine-port", port), ("--port", port, "--engine-port", "0")):
+            ended = graft("serve", "m", *ports, "--state-dir", str(tmp_path))
+            assert ended.status == 1
+            assert f"127.0.0.1:{port} is in use" in ended.said
+    assert not (tmp_path / "engine.log").exists()
 
 
 def test_health_fails_when_nothing_answers(graft: Graft, tmp_path: Path) -> None:
