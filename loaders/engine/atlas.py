@@ -182,6 +182,8 @@ def _site(name: str, using: list[tuple[Closure, str]], targets: dict[str, torch.
     parameter = using[0][0].twin._parameters[using[0][1]]
     assert parameter is not None
     found = tuple(spots.values())
+    sharded = bool(rebuilds) and not any(spot.is_identity for _, spot in found)
+    problems += _missing_sources(using, sharded)
     return Site(
         name,
         tuple(parameter.shape),
@@ -189,9 +191,33 @@ def _site(name: str, using: list[tuple[Closure, str]], targets: dict[str, torch.
         found,
         tuple(closure.name for closure, _ in using),
         tuple(rebuilds),
-        bool(rebuilds) and not any(spot.is_identity for _, spot in found),
+        sharded,
         problems[0] if problems else None,
     )
+
+
+def _missing_sources(using: list[tuple[Closure, str]], sharded: bool) -> list[str]:
+    """To rebuild a closure, every parameter of it must be had in checkpoint format."""
+    return [
+        f"{closure.name}.{local} is repacked and not kept as it was"
+        for closure, local in using
+        if not sharded
+        and any(kind.treatment is Treatment.REBUILT for kind in closure.kind.parameters.values())
+        and not any(spot.is_identity for spot in closure.kind.parameters[local].spots)
+    ]
+
+
+def _sizes(closure: Closure) -> list[str]:
+    """Each runtime tensor must hold the parameter's blocks, as many as were not learned too."""
+    wrong = []
+    for local, parameter in own_parameters(closure.twin).items():
+        for spot in closure.kind.parameters[local].spots:
+            numel = parameter.numel()
+            wanted = numel if spot.is_identity else numel // spot.src_block * spot.dst_block
+            tensor = closure.state.tensors.get(spot.path)
+            if tensor is not None and tensor.numel() != wanted:
+                wrong.append(f"{closure.name}.{spot.path} has {tensor.numel()} elements")
+    return wrong
 
 
 def _mismatches(closure: Closure) -> list[str]:
@@ -199,7 +225,7 @@ def _mismatches(closure: Closure) -> list[str]:
     found = {path: tensor.dtype for path, tensor in closure.state.tensors.items()}
     if found != closure.kind.tensors or tuple(closure.state.handles) != closure.kind.handles:
         return [f"{closure.name} holds other state than its kind: {sorted(found)}"]
-    return []
+    return _sizes(closure)
 
 
 def _copies(closure: Closure, local: str) -> list[str]:

@@ -166,7 +166,11 @@ async def prepare(engine: Engine, request: PrepareRequest) -> PrepareResult:
 
 async def _prepare(workers: Workers, request: PrepareRequest) -> PrepareResult:
     started = time.perf_counter()
-    answers = await workers.run("graft_start_prepare", request.model_dump_json(), request.timeout_s)
+    try:
+        answers = await workers.run("graft_start_prepare", request.model_dump_json(), request.timeout_s)
+    except ProblemError:
+        await workers.ask("graft_drop", request.key)
+        raise
     reports = tuple(report_of(answer, request.nonce) for answer in answers)
     ok = all(report.ok for report in reports)
     if not ok:

@@ -69,17 +69,19 @@ class MainThread:
         """Let the job end at its next step without a result."""
         self._given_up.set()
 
-    def serve(self, budget_s: float) -> None:
-        """Run queued calls until none is left or the time is used up; at least one."""
+    def serve(self, budget_s: float) -> bool:
+        """Run queued calls until none is left or the time is used up; whether there were any."""
         until = time.perf_counter() + budget_s
+        served = False
         while True:
             try:
                 call = self._queue.get(timeout=0.001)
             except Empty:
-                return
+                return served
             call.run()
+            served = True
             if time.perf_counter() >= until:
-                return
+                return served
 
 
 class Job(Generic[R]):
@@ -89,6 +91,8 @@ class Job(Generic[R]):
         self._main = MainThread(patience_s)
         self._result: R | None = None
         self._error: Exception | None = None
+        self.served = False
+        """Whether the last poll ran something for the job, so that more may follow at once."""
         self._thread = threading.Thread(target=self._run, args=(work,), name="graft-job", daemon=True)
         self._thread.start()
 
@@ -103,8 +107,7 @@ class Job(Generic[R]):
 
     def poll(self, budget_s: float = 0.005) -> bool:
         """Serve the job from the main thread for a while; whether it has ended."""
-        if self._thread.is_alive():
-            self._main.serve(budget_s)
+        self.served = self._thread.is_alive() and self._main.serve(budget_s)
         return not self._thread.is_alive()
 
     def give_up(self) -> None:

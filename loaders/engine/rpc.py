@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 
 class Answer(BaseModel):
-    """One rank's answer. `pending` means: poll again."""
+    """One rank's answer. `pending` means: poll again, soon if it was `served`."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -28,6 +28,7 @@ class Answer(BaseModel):
     value: JsonValue = None
     error: RankError | None = None
     pending: bool = False
+    served: bool = False
 
 
 def as_error(error: Exception) -> RankError:

@@ -57,8 +57,10 @@ class Workers:
                 await self.ask("graft_give_up", job)
                 raise ProblemError(Code.PREPARE_FAILED, f"{method} took more than {timeout_s} s")
             await asyncio.sleep(pause)
-            pause = min(pause * 1.5, _SLOWEST_POLL_S)
-            for answer in await self.ask("graft_poll", job):
+            answers = await self.ask("graft_poll", job)
+            served = any(answer.served for answer in answers)
+            pause = _FIRST_POLL_S if served else min(pause * 1.5, _SLOWEST_POLL_S)
+            for answer in answers:
                 if not answer.pending:
                     done.setdefault(answer.rank, answer)
         return [done[rank] for rank in sorted(done)]

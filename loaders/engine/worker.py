@@ -158,8 +158,11 @@ class GraftWorker:
         worker: Any = self
         if session is None or job not in self.graft_jobs:
             return self.graft_answer(nonce, lambda: _raise(ProblemError(Code.INTERNAL, f"no job {job}")))
-        if not self.graft_jobs[job].poll():
-            return Answer(nonce=nonce, rank=worker.rank, boot=session.boot, pending=True).model_dump_json()
+        running = self.graft_jobs[job]
+        if not running.poll():
+            return Answer(
+                nonce=nonce, rank=worker.rank, boot=session.boot, pending=True, served=running.served
+            ).model_dump_json()
         return self.graft_answer(nonce, self.graft_jobs.pop(job).result)
 
     def graft_give_up(self, nonce: str, job: str) -> str:
