@@ -22,9 +22,11 @@ from app.supervisor import EngineCommand, Supervisor, make_secret
 from schemas.status import Progress
 
 ADMIN_GRACE_S = 25
-"""For requests that are being answered when the end comes: a commit finishes or is undone."""
+"""For what the admin is doing when the end comes: a commit finishes or is undone."""
 ENGINE_GRACE_S = 20
-"""For vLLM to end by itself. Both together stay below the minute in which a service must end."""
+"""For vLLM to end by itself."""
+LAST_GRACE_S = 5
+"""For whoever still waited for the engine. All three stay below the minute in which a service must end."""
 POLL_S = 0.5
 LOG_LINES = 30
 
@@ -86,11 +88,16 @@ class Foreground:
             self._say(f"admin: {url_of(self._settings.host, listener.getsockname()[1])}")
             return await self._until_the_end(admin, stop, listener.getsockname()[1])
         finally:
-            self._server.should_exit = True
-            await asyncio.wait({admin})
-            if self._supervisor:
-                await self._supervisor.stop(ENGINE_GRACE_S)
+            await self._end(admin)
             stop.cancel()
+
+    async def _end(self, admin: asyncio.Task[None]) -> None:
+        self._server.should_exit = True
+        await asyncio.wait({admin}, timeout=ADMIN_GRACE_S)
+        if self._supervisor:
+            await self._supervisor.stop(ENGINE_GRACE_S)
+        await asyncio.wait({admin}, timeout=LAST_GRACE_S)
+        admin.cancel()
 
     async def _started(self, admin: asyncio.Task[None], stop: asyncio.Task[None]) -> bool:
         """Whether the admin answers now; it does not if its start failed or a signal came."""
@@ -101,17 +108,18 @@ class Foreground:
         return True
 
     async def _until_the_end(self, admin: asyncio.Task[None], stop: asyncio.Task[None], port: int) -> int:
+        ends: set[asyncio.Task[None] | asyncio.Task[int]] = {admin, stop}
         if self._engine is None or self._supervisor is None:
             self._say(f"engine: {self._settings.engine_url} (attached)")
-            await asyncio.wait({admin, stop}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             return 0 if stop.done() else 1
         make_secret(self._engine.secret_file)
         await self._supervisor.start()
         self._say(f"engine: process {self._supervisor.pid}, log in {self._engine.command.log}")
-        guide = asyncio.create_task(self._lead_in(self._engine, port))
         died = asyncio.create_task(self._supervisor.wait())
+        guide = asyncio.create_task(self._lead_in(self._engine, port))
         try:
-            await asyncio.wait({admin, stop, died}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({*ends, died}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             guide.cancel()
             await asyncio.wait({guide})
@@ -135,8 +143,11 @@ class Foreground:
         finally:
             self._progress = None
             screen.close()
-        inference = url_of(engine.host, engine.port)
-        for line in await guide.lines(inference, engine.model, version):
+        try:
+            lines = await guide.lines(url_of(engine.host, engine.port), engine.model, version)
+        except OSError as error:
+            lines = [f"ready, but the example could not be written: {error}"]
+        for line in lines:
             self._say(line)
 
     def _report_death(self, engine: ManagedEngine, status: int) -> None:

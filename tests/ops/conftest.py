@@ -12,7 +12,11 @@ import pytest
 from app.listen import listen
 from tests.ops.served import Serve, Served
 
-GRAFT = "import app.serve; app.serve.ENGINE_GRACE_S = 1; from app.cli import main; main()"
+GRAFT = (
+    "import app.serve; from app.cli import main;"
+    "app.serve.ADMIN_GRACE_S = app.serve.ENGINE_GRACE_S = app.serve.LAST_GRACE_S = 1; main()"
+)
+"""The command with less patience."""
 
 
 def _served(folder: Path) -> Iterator[Serve]:

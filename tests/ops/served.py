@@ -39,3 +39,23 @@ class Served:
 
 Serve = Callable[..., Served]
 """Starts one: the stand-in's code, then arguments of `graft serve`, and variables as keywords."""
+
+_FAKE = """
+import argparse, asyncio, os, sys
+from pathlib import Path
+sys.path.insert(0, {root!r})
+import uvicorn
+from tests.fakes.engine import FakeEngine
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--port", type=int)
+port = parser.parse_known_args()[0].port
+engine = FakeEngine(secret=Path(os.environ["GRAFT_ENGINE_SECRET_FILE"]).read_text())
+{more}
+uvicorn.run(engine.app, host="127.0.0.1", port=port, log_level="warning")
+"""
+
+
+def fake_engine(more: str = "") -> str:
+    """Code of a stand-in that is the fake engine; `more` can change `engine` before it serves."""
+    return _FAKE.format(root=str(Path(__file__).parents[2]), more=more)

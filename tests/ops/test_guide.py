@@ -13,29 +13,14 @@ from pydantic import SecretStr
 from app.demo import Tour
 from app.guide import Guide
 from app.settings import Settings
-from tests.ops.served import Serve
+from tests.ops.served import Serve, fake_engine
 
-FAKE = """
-import argparse, os, sys
-from pathlib import Path
-sys.path.insert(0, {root!r})
-import uvicorn
-from tests.fakes.engine import FakeEngine
-
-parser = argparse.ArgumentParser()
-parser.add_argument("--port", type=int)
-port = parser.parse_known_args()[0].port
-engine = FakeEngine(secret=Path(os.environ["GRAFT_ENGINE_SECRET_FILE"]).read_text())
-
-
+ANSWER = """
 @engine.app.post("/v1/completions")
 async def answer() -> dict[str, int]:
-    return {{"answer": sum(int(bits.sum()) for bits in engine.ranks[0].weights.values())}}
-
-
-uvicorn.run(engine.app, host="127.0.0.1", port=port, log_level="warning")
+    return {"answer": sum(int(bits.sum()) for bits in engine.ranks[0].weights.values())}
 """
-ROOT = str(Path(__file__).parents[2])
+"""A completion that depends on every weight."""
 
 
 def _run(line: str) -> dict[str, object]:
@@ -47,7 +32,7 @@ def _run(line: str) -> dict[str, object]:
 
 def test_the_printed_tour_works(serve: Serve, free_port: int) -> None:
     """Ask, upload, ask again, roll back, ask again: another answer, then the first."""
-    served = serve(FAKE.format(root=ROOT), "m", "--engine-port", str(free_port))
+    served = serve(fake_engine(ANSWER), "m", "--engine-port", str(free_port))
     served.wait_for("the first answer, to the letter\ncurl .*\n")
     lines = [line for line in served.said.splitlines() if line.startswith("curl ")]
     ask, upload, ask_again, roll_back, ask_at_last = lines

@@ -8,9 +8,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from app.serve import ADMIN_GRACE_S, ENGINE_GRACE_S
+from app.serve import ADMIN_GRACE_S, ENGINE_GRACE_S, LAST_GRACE_S
 from app.state_folder import StateFolderError, claimed
-from tests.ops.served import Serve, Served
+from tests.ops.served import Serve, Served, fake_engine
 
 SLOW = "import time; print('INFO 1 2 [x.py:3] loading weights', flush=True); time.sleep(300)"
 BROKEN = "import sys; print('no such model: m', flush=True); sys.exit(3)"
@@ -69,8 +69,8 @@ def test_live_answers_within_three_seconds(serve: Serve) -> None:
 
 
 def test_the_end_fits_into_a_minute() -> None:
-    """What requests and engine are given to end, one after the other, is less than a container's patience."""
-    assert ADMIN_GRACE_S + ENGINE_GRACE_S < 55
+    """What admin and engine are given to end, one after the other, is less than that."""
+    assert ADMIN_GRACE_S + ENGINE_GRACE_S + LAST_GRACE_S < 55
 
 
 def test_a_signal_ends_service_and_engine(serve: Serve) -> None:
@@ -90,6 +90,21 @@ def test_an_engine_that_ignores_the_end_is_killed(serve: Serve) -> None:
     served.wait_for("loading weights")
     served.process.terminate()
     served.process.wait(60)
+    assert not _alive(pid)
+
+
+def test_a_commit_that_hangs_does_not_hold_up_the_end(serve: Serve, free_port: int) -> None:
+    """An engine that never answers a commit: its wait is over when the engine is, and the service ends."""
+    engine = fake_engine("engine.faults.hold = asyncio.Event()")
+    served = serve(engine, "m", "--engine-port", str(free_port))
+    served.wait_for("# roll back")
+    body = (served.state / "examples" / "expert.safetensors").read_bytes()
+    binary = {"Content-Type": "application/octet-stream"}
+    with pytest.raises(httpx.TimeoutException):
+        httpx.put(f"{served.admin}/v1/experts/0/0", content=body, headers=binary, timeout=1)
+    pid = served.engine_pid
+    served.process.terminate()
+    assert served.process.wait(60) == 0
     assert not _alive(pid)
 
 
