@@ -28,6 +28,7 @@ from vllm.model_executor.model_loader.checkpoint_weight_patch import (
     load_checkpoint_weight_patches,
 )
 
+from loaders.engine.state import collect
 from schemas.bridge import CommitRequest, PrepareRequest, Span, StagedUpload, TensorWrite
 
 LAYER, EXPERT = 0, 3
@@ -66,6 +67,14 @@ class Engine:
         (output,) = self.llm.generate([{"prompt_token_ids": [10, 20, 30, 40, 50]}], sampling, use_tqdm=False)
         return list(output.outputs[0].token_ids)
 
+    def addresses(self) -> dict[str, int]:
+        """Where every tensor that kernels read lies."""
+        return {
+            f"{name}.{path}": tensor.data_ptr()
+            for name, module in self.runner.model.named_modules()
+            for path, tensor in collect(module).tensors.items()
+        }
+
     def expert(self) -> dict[str, torch.Tensor]:
         """One expert under vLLM's streaming names."""
         names = {
@@ -83,7 +92,9 @@ class Engine:
         """The same expert through Graft's two phases."""
         writes, body = [], b""
         for name in ("gate_up_proj", "down_proj", "gate_up_proj_bias", "down_proj_bias"):
-            values = self.weights[f"{EXPERTS}.{name}"][EXPERT].contiguous().view(torch.uint8).numpy().tobytes()
+            values = (
+                self.weights[f"{EXPERTS}.{name}"][EXPERT].contiguous().view(torch.uint8).numpy().tobytes()
+            )
             span = Span(offset=len(body), nbytes=len(values))
             writes.append(TensorWrite(tensor=f"{EXPERTS}.{name}", expert=EXPERT, values=span))
             body += values
@@ -92,14 +103,33 @@ class Engine:
         upload = StagedUpload(
             path=str(path), nbytes=len(body), blake3=blake3(body).hexdigest(), writes=tuple(writes)
         )
-        request = PrepareRequest(
-            nonce="n", key="k", base_version=self.version, uploads=(upload,), timeout_s=60
-        )
+        self.graft_commit(uploads=(upload,))
+
+    def graft_commit(self, **what: Any) -> None:
+        """Both phases."""
+        request = PrepareRequest(nonce="n", key="k", base_version=self.version, timeout_s=60, **what)
         job = self.rpc("graft_start_prepare", request.model_dump_json())["nonce"]
         while self.rpc("graft_poll", job)["pending"]:
             pass
         self.version += 1
         self.rpc("graft_apply", CommitRequest(nonce="n", key="k", version=self.version).model_dump_json())
+        self.rpc("graft_settle", "k")
+
+    def graft_everything(self) -> None:
+        """Every tensor halved; then back by rollback."""
+        before = self.version
+        writes, body = [], b""
+        for name, tensor in self.weights.items():
+            values = (tensor.float() / 2).to(tensor.dtype).contiguous().view(torch.uint8).numpy().tobytes()
+            writes.append(TensorWrite(tensor=name, values=Span(offset=len(body), nbytes=len(values))))
+            body += values
+        path = self.scratch / "everything.bin"
+        path.write_bytes(body)
+        upload = StagedUpload(
+            path=str(path), nbytes=len(body), blake3=blake3(body).hexdigest(), writes=tuple(writes)
+        )
+        self.graft_commit(uploads=(upload,))
+        self.graft_commit(restore=before)
 
     def close(self) -> None:
         self.llm.llm_engine.engine_core.shutdown()
@@ -121,7 +151,9 @@ def patch_expert(engine: Engine) -> None:
     """A 1 % identity patch of an expert weight through vLLM's sparse patches."""
     name = f"{EXPERTS}.gate_up_proj"
     weight = engine.weights[name]
-    indices = torch.randperm(weight.numel(), generator=torch.Generator().manual_seed(0))[: weight.numel() // 100]
+    indices = torch.randperm(weight.numel(), generator=torch.Generator().manual_seed(0))[
+        : weight.numel() // 100
+    ]
     patch = CheckpointWeightPatch(name, tuple(weight.shape), weight.dtype, weight.view(-1)[indices], indices)
     load_checkpoint_weight_patches(engine.runner.model, [patch])
 
@@ -134,6 +166,19 @@ def measure(model: Path, scratch: Path, naive: Callable[[Engine], None]) -> dict
     graft = engine.tokens()
     naive(engine)
     found = {"first": first, "graft": graft, "naive": engine.tokens()}
+    engine.close()
+    return found
+
+
+def addresses(model: Path, scratch: Path) -> dict[str, Any]:
+    """Addresses and tokens before and after Graft changed every tensor and rolled back."""
+    engine = Engine(model, scratch)
+    first = engine.tokens()
+    before = engine.addresses()
+    engine.graft_everything()
+    after = engine.addresses()
+    moved = [name for name in before if before[name] != after.get(name)]
+    found = {"tensors": len(before), "moved": moved, "same": engine.tokens() == first}
     engine.close()
     return found
 
@@ -152,9 +197,11 @@ def reload_changed(model: Path, changed: Path, scratch: Path) -> dict[str, list[
 
 
 def main(model: Path, changed: Path, scratch: Path) -> None:
-    found = {
-        naive.__name__: measure(model, scratch, naive) for naive in (stream_expert, patch_expert, reload_expert)
+    found: dict[str, Any] = {
+        naive.__name__: measure(model, scratch, naive)
+        for naive in (stream_expert, patch_expert, reload_expert)
     }
+    found["addresses"] = addresses(model, scratch)
     found["reload_changed"] = reload_changed(model, changed, scratch)
     sys.stdout.write("\n" + json.dumps(found) + "\n")
 

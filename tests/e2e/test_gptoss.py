@@ -35,7 +35,9 @@ def seen(stack: Stack) -> tuple[list[Answer], dict[str, str]]:
 
 
 @pytest.mark.parametrize("time", ["once", "twice"])
-def test_every_expert_with_its_own_weights_changes_nothing(gptoss: Stack, weights: Weights, time: str) -> None:
+def test_every_expert_with_its_own_weights_changes_nothing(
+    gptoss: Stack, weights: Weights, time: str
+) -> None:
     """Uploading every expert one by one, unchanged, leaves tokens, log-probabilities and digests."""
     before = seen(gptoss)
     for layer in range(weights.layers):
@@ -68,7 +70,7 @@ def test_checkpoint_file_as_plain_body_changes_nothing(gptoss: Stack, gptoss_mod
 
 
 def test_one_expert_uploaded_leaves_all_others(gptoss: Stack, weights: Weights) -> None:
-    """After a changed expert, that expert reads back as sent and every other tensor bit for bit as before."""
+    """A changed expert reads back as sent, and every other tensor bit for bit as before."""
     version = gptoss.version()
     sent = {name: torch.randn(t.shape).to(t.dtype) for name, t in weights.expert(1, 5).items()}
     gptoss.put_expert(1, 5, plain(sent))
@@ -99,7 +101,7 @@ def test_one_element_patched_changes_one_element(gptoss: Stack, weights: Weights
 
 
 def test_failure_in_a_worker_is_undone(gptoss: Stack, weights: Weights) -> None:
-    """A worker that fails before, amid or after its write leaves the old version, and the next commit works."""
+    """A worker that fails before, amid or after its write is undone, and the next commit works."""
     version = gptoss.version()
     before = seen(gptoss)
     body = batch(*(weights.sparse_like(name, 0.05, 11, torch.int64) for name in weights.tensors))
@@ -171,7 +173,7 @@ def test_versions_are_stamped_on_completions(gptoss: Stack, weights: Weights) ->
 def test_accumulated_changes_equal_a_fresh_engine(
     gptoss: Stack, weights: Weights, stacks: Stacks, root: Path
 ) -> None:
-    """A long series of experts, sparse and dense patches ends where a fresh engine on the same weights starts.
+    """A long series of changes of all kinds ends where a fresh engine on the same weights starts.
 
     Rolled back to several of the versions in any order, everything comes back bit for bit.
     """
@@ -202,7 +204,9 @@ def change_experts(stack: Stack, weights: Weights) -> None:
                     continue
                 for tensor in weights.expert(layer, expert).values():
                     noise = torch.randn(tensor.shape, generator=generator) * 0.1
-                    tensor.copy_((tensor.float() * 0.8 + noise * float(tensor.float().std())).to(tensor.dtype))
+                    tensor.copy_(
+                        (tensor.float() * 0.8 + noise * float(tensor.float().std())).to(tensor.dtype)
+                    )
                 body = plain(weights.expert(layer, expert))
                 if expert % 2:
                     transaction.expert(layer, expert, body)

@@ -30,7 +30,7 @@ def seen(stack: Stack) -> tuple[list[Answer], dict[str, str]]:
 
 
 def test_text_changes_and_comes_back(demo_stack: Stack, weights: Weights) -> None:
-    """Zeroing the experts of some layers gives another answer; rollback to the baseline the first one, exactly."""
+    """Zeroing the experts of some layers gives another answer; rollback to the baseline the first one."""
     first = demo_stack.ask(QUESTION)
     assert "Paris" in first
     demo_stack.json("PUT", "/v1/baselines/release")
@@ -109,7 +109,7 @@ def test_one_expert_uploaded_leaves_all_others(demo_stack: Stack, weights: Weigh
 def test_accumulated_changes_equal_a_fresh_engine(
     demo_stack: Stack, weights: Weights, stacks: Stacks, root: Path
 ) -> None:
-    """Experts, sparse and dense patches accumulate to what a fresh engine has; rollbacks bring all of it back."""
+    """Changes of all kinds accumulate to what a fresh engine has; rollbacks bring all of it back."""
     base = demo_stack.version()
     marks = {base: seen(demo_stack)}
     for layer in range(0, weights.layers, 4):

@@ -43,6 +43,13 @@ def test_own_weights_survive_graft_and_not_the_naive_way(found: Any, way: str) -
     assert found[way]["naive"] != found[way]["first"]
 
 
+def test_addresses_of_live_tensors_stay(found: Any) -> None:
+    """Commit and rollback of every tensor move no runtime tensor, so captured graphs stay valid."""
+    assert found["addresses"]["tensors"] > 20
+    assert found["addresses"]["moved"] == []
+    assert found["addresses"]["same"]
+
+
 def test_reload_from_changed_file_is_not_the_changed_model(found: Any) -> None:
     """vLLM's reload from a folder with other experts reports success and serves something else."""
     assert found["reload_changed"]["fresh"] != found["reload_changed"]["first"]
