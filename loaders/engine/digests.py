@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+import torch
 from blake3 import blake3
 
 from loaders.engine.atlas import Atlas, Closure
@@ -13,11 +14,19 @@ from schemas.bridge import TensorDigest
 
 @dataclass(slots=True)
 class Touched:
-    """When each target was last written, in commits of this worker; 0 is loading."""
+    """When weights were last written, by a clock of this worker; 0 is loading.
+
+    Storages are known by address, since tied tensors are one storage under several names.
+    """
 
     clock: int = 0
-    targets: dict[str, int] = field(default_factory=dict)
+    storages: dict[int, int] = field(default_factory=dict)
     closures: dict[str, int] = field(default_factory=dict)
+
+
+def storage_of(tensor: torch.Tensor) -> int:
+    """The address of the memory that a tensor is a view of."""
+    return tensor.untyped_storage().data_ptr()
 
 
 class Digests:
@@ -47,10 +56,11 @@ class Digests:
         return tuple(sorted(found, key=lambda item: item.name))
 
     def _tensor(self, name: str) -> str:
-        written = self._touched.targets.get(name, 0)
+        flat = self._atlas.targets[name]
+        written = self._touched.storages.get(storage_of(flat), 0)
         kept = self._tensors.get(name)
         if kept is None or kept[0] != written:
-            kept = (written, blake3(bytes_of(self._atlas.targets[name])).hexdigest())
+            kept = (written, blake3(bytes_of(flat)).hexdigest())
             self._tensors[name] = kept
         return kept[1]
 

@@ -14,7 +14,7 @@ from vllm.config import VllmConfig
 
 from loaders.engine.atlas import Atlas, Site, build_atlas
 from loaders.engine.checkpoint import Checkpoint, local_folder
-from loaders.engine.digests import Digests, Touched
+from loaders.engine.digests import Digests, Touched, storage_of
 from loaders.engine.failpoints import Failpoints
 from loaders.engine.job import MainThread
 from loaders.engine.move import Move, compacted, digest_of
@@ -185,7 +185,7 @@ class Session:
         finally:
             after = self._touched.clock + 1
             for move in prepared.moves:
-                self._touched.targets[move.target] = after
+                self._touched.storages[storage_of(self.atlas.targets[move.target])] = after
                 # A handle's output also depends on what is patched beside it, such as a bias.
                 for name in self._site_of[move.target].closures:
                     self._touched.closures[name] = after
