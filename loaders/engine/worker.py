@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from loaders.engine.catalogued import catalogued
 from loaders.engine.job import Job, MainThread
 from loaders.engine.rpc import Answer, guarded
 from loaders.engine.session import Session, StateUnknown
@@ -22,7 +23,6 @@ from schemas.bridge import (
     PrepareRequest,
     ReadRequest,
 )
-from schemas.model import ModelInfo
 from schemas.problems import Code, ProblemError
 
 
@@ -78,7 +78,10 @@ class GraftWorker:
 
     def graft_describe(self, nonce: str) -> str:
         """The catalogue of checkpoint tensors as this rank treats them."""
-        return self.graft_answer(nonce, lambda: Catalogued.of(self))
+        worker: Any = self
+        return self.graft_answer(
+            nonce, lambda: catalogued(worker.vllm_config, self.graft_need().atlas.catalogue)
+        )
 
     def graft_state(self, nonce: str) -> str:
         """Version, prepared work and undo."""
@@ -180,41 +183,6 @@ class VersionedDigests(BaseModel):
 
     version: int
     digests: Any
-
-
-class Catalogued(BaseModel):
-    """What one rank says of the model."""
-
-    model: ModelInfo
-    tensors: Any
-    tensor_parallel: int
-    pipeline_parallel: int
-    data_parallel: int
-    expert_parallel: bool
-
-    @staticmethod
-    def of(worker: GraftWorker) -> "Catalogued":
-        """Ask the worker's configuration and atlas."""
-        session = worker.graft_need()
-        config = worker.vllm_config  # type: ignore[attr-defined]  # of vLLM's worker class
-        model, parallel = config.model_config, config.parallel_config
-        text = model.hf_text_config
-        experts = getattr(text, "num_local_experts", None) or getattr(text, "num_experts", None)
-        return Catalogued(
-            model=ModelInfo(
-                model=str(model.model),
-                architecture=model.architecture,
-                dtype=str(model.dtype).removeprefix("torch."),
-                quantization=model.quantization,
-                layers=int(text.num_hidden_layers),
-                experts=int(experts or getattr(text, "n_routed_experts", None) or 0),
-            ),
-            tensors=[tensor.model_dump(mode="json") for tensor in session.atlas.catalogue],
-            tensor_parallel=parallel.tensor_parallel_size,
-            pipeline_parallel=parallel.pipeline_parallel_size,
-            data_parallel=parallel.data_parallel_size,
-            expert_parallel=parallel.enable_expert_parallel,
-        )
 
 
 def _raise(error: Exception) -> None:
