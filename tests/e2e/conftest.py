@@ -10,7 +10,8 @@ from loaders.engine.demo_model import make_demo_mixtral
 from loaders.engine.toy_model import make_toy_gptoss
 from tests.e2e.stack import Stack
 
-MOST_ALIVE = 2
+CORES = 2
+"""Stacks alive at once have a core for each of their ranks: idle ranks spin, and would starve the others."""
 
 
 class Stacks:
@@ -24,7 +25,7 @@ class Stacks:
         """The stack that serves this checkpoint folder on so many ranks; two ranks take both cores."""
         key = (model, ranks)
         if key not in self._alive:
-            while len(self._alive) >= MOST_ALIVE:
+            while sum(stack.ranks for stack in self._alive.values()) + ranks > CORES:
                 self._alive.popitem(last=False)[1].stop()
             folder = self._root / f"stack-{model.name}-{ranks}"
             folder.mkdir(exist_ok=True)
