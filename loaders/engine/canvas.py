@@ -53,12 +53,15 @@ def _scattered(target: str, spot: Spot, elements: torch.Tensor, values: torch.Te
 
 
 class Canvases:
-    """Collects moves in order; writes to a block that is on a canvas go onto the canvas."""
+    """Collects moves in order; writes to a block that is on a canvas go onto the canvas.
+
+    Parameters that share a target have canvases of their own: they share no element.
+    """
 
     def __init__(self) -> None:
         self._order: list[Move | _Canvas] = []
-        self._open: dict[tuple[str, int], _Canvas] = {}
-        self._painted: set[str] = set()
+        self._open: dict[tuple[str, Spot, int], _Canvas] = {}
+        self._painted: set[tuple[str, Spot]] = set()
 
     def put(self, move: Move) -> None:
         """A move that stands as it is."""
@@ -67,7 +70,7 @@ class Canvases:
     def paint(self, target: str, spot: Spot, part: Correspondence, values: torch.Tensor) -> None:
         """Dense values: `part.src` in `values` goes to `part.dst` in the parameter, within one block."""
         block = part.dst.offset // spot.src_block
-        canvas = self._open.get((target, block))
+        canvas = self._open.get((target, spot, block))
         if canvas is None:
             canvas = _Canvas(
                 target,
@@ -76,25 +79,25 @@ class Canvases:
                 torch.zeros(spot.src_block, dtype=values.dtype),
                 torch.zeros(spot.src_block, dtype=torch.bool),
             )
-            self._open[target, block] = canvas
-            self._painted.add(target)
+            self._open[target, spot, block] = canvas
+            self._painted.add((target, spot))
             self._order.append(canvas)
         canvas.paint(part, values)
 
     def scatter(self, target: str, spot: Spot, elements: torch.Tensor, values: torch.Tensor) -> None:
         """Single elements anywhere in the parameter, int64 [n]."""
-        if target in self._painted:
-            elements, values = self._onto_canvases(target, spot.src_block, elements, values)
+        if (target, spot) in self._painted:
+            elements, values = self._onto_canvases(target, spot, elements, values)
         if elements.numel():
             self._order.append(_scattered(target, spot, elements, values))
 
     def _onto_canvases(
-        self, target: str, block: int, elements: torch.Tensor, values: torch.Tensor
+        self, target: str, spot: Spot, elements: torch.Tensor, values: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        blocks = torch.div(elements, block, rounding_mode="floor")
+        blocks = torch.div(elements, spot.src_block, rounding_mode="floor")
         left = torch.ones(elements.numel(), dtype=torch.bool)
         for index in blocks.unique().tolist():
-            canvas = self._open.get((target, index))
+            canvas = self._open.get((target, spot, index))
             if canvas is not None:
                 inside = blocks == index
                 canvas.dot(elements[inside], values[inside])
