@@ -5,6 +5,7 @@ It starts a job; later RPCs poll it, and each poll runs for a bounded while what
 job has queued for the main thread (whatever runs vLLM code).
 """
 
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -84,6 +85,15 @@ class MainThread:
                 return served
 
 
+def _leave_serving_cores() -> None:
+    """Let this thread run on any core: vLLM binds a worker to the cores that it computes on."""
+    try:
+        os.sched_setaffinity(threading.get_native_id(), range(os.cpu_count() or 1))
+    except (AttributeError, OSError):
+        # Not on Linux, or not allowed to: then it shares the worker's cores.
+        return
+
+
 class Job(Generic[R]):
     """One piece of work in a thread of its own."""
 
@@ -97,6 +107,7 @@ class Job(Generic[R]):
         self._thread.start()
 
     def _run(self, work: Callable[[MainThread], R]) -> None:
+        _leave_serving_cores()
         try:
             with torch.no_grad():
                 self._result = work(self._main)
