@@ -141,7 +141,7 @@ def test_streams_survive_commits_and_rollbacks(gptoss: Stack, weights: Weights) 
     pieces: list[list[str]] = [[] for _ in range(4)]
 
     def follow(index: int) -> None:
-        pieces[index] += gptoss.stream([*SHORT, index], 160)
+        pieces[index] += gptoss.stream([*SHORT, index], 800)
 
     threads = [threading.Thread(target=follow, args=(index,)) for index in range(len(pieces))]
     for thread in threads:
