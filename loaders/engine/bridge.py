@@ -135,6 +135,7 @@ async def describe(engine: Engine) -> EngineDescription:
         ),
         model=first["model"],
         tensors=tuple(first["tensors"]),
+        checkpoint=first["checkpoint"],
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from loaders.engine.checkpoint import local_folder
 from loaders.engine.job import Job, MainThread
 from loaders.engine.rpc import Answer, guarded
 from loaders.engine.session import Session, StateUnknown
@@ -191,6 +192,7 @@ class Catalogued(BaseModel):
     pipeline_parallel: int
     data_parallel: int
     expert_parallel: bool
+    checkpoint: str
 
     @staticmethod
     def of(worker: GraftWorker) -> "Catalogued":
@@ -214,6 +216,7 @@ class Catalogued(BaseModel):
             pipeline_parallel=parallel.pipeline_parallel_size,
             data_parallel=parallel.data_parallel_size,
             expert_parallel=parallel.enable_expert_parallel,
+            checkpoint=str(local_folder(model).absolute()),
         )
 
 
