@@ -99,6 +99,8 @@ class Operations:
             ended = self.ended(id, problem=as_problem(error))
         else:
             ended = self.ended(id, receipt=receipt)
+        if self.get(id).state is not OperationState.RUNNING:
+            return  # that stands in the ledger, together with what it did
         self.put(ended)
         try:
             await self._journal.put([ended])
