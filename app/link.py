@@ -84,6 +84,12 @@ class EngineLink:
         self._refuse(ProblemError(Code.STATE_UNKNOWN, reason), boots)
         self._detach()
 
+    def expect_another(self) -> None:
+        """The engine has been ended; what was held against it is not held against the next."""
+        if not self._lasting:
+            self.refusal = None
+        self._detach()
+
     def reconsider(self) -> None:
         """Refuse all changes until the engine has been looked at again and found to be where it should."""
         self.refusal = ProblemError(Code.RECOVERING, "The outcome of the last change is being found out.")
