@@ -171,3 +171,7 @@ def _run(settings: Settings, engine: ManagedEngine | None) -> int:
             return asyncio.run(Foreground(create_app(settings), settings, engine, Console()).run())
     except (AddressError, StateFolderError) as error:
         _refuse(str(error))
+
+
+if __name__ == "__main__":
+    main()

@@ -18,6 +18,7 @@ from blake3 import blake3
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 
+from app.failpoints import Failpoints
 from schemas import bridge
 from schemas.bridge import Outcome, RankError, RankReport
 from schemas.dtypes import Dtype
@@ -166,6 +167,7 @@ class FakeEngine:
         """`base` is a checkpoint folder to load at every start; it is made if it is not there."""
         self.secret = secret
         self.base = base
+        self.failpoints = Failpoints()
         self.boot = "boot"
         """What boot ids begin with; other than in tests, every process has its own."""
         self.faults = Faults()
@@ -255,6 +257,7 @@ class FakeEngine:
             await self.faults.hold_prepare.wait()
         if any(rank.version != request.base_version for rank in self.ranks):
             raise ProblemError(Code.VERSION_MOVED, "another version is running")
+        self.failpoints.reach("engine.prepare")
         reports = []
         for rank in self.ranks:
             error = self.faults.prepare.get(rank.rank)
@@ -278,7 +281,12 @@ class FakeEngine:
             raise ProblemError(Code.BAD_REQUEST, "nothing is prepared under this key")
         self.paused = True
         written: list[tuple[Rank, list[Piece]]] = []
-        reports = [self._apply(rank, rank.prepared.pop(request.key), written) for rank in self.ranks]
+        reports = []
+        self.failpoints.reach("engine.commit.before")
+        for rank in self.ranks:
+            reports.append(self._apply(rank, rank.prepared.pop(request.key), written))
+            self.failpoints.reach("engine.commit.middle")
+        self.failpoints.reach("engine.commit.after")
         caches = {"prefix": "failed" if self.faults.cache else "reset", "encoder": "none"}
         failed = (self.faults.cache and not self.faults.boast) or not all(report.ok for report in reports)
         outcome = self._undo(written) if failed else Outcome.DONE
@@ -427,7 +435,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--ranks", type=int, default=1)
-    parser.add_argument("--secret")
+    parser.add_argument("--secret", type=lambda path: Path(path).read_text())
     parser.add_argument("--base", type=Path)
     given = parser.parse_args()
     engine = FakeEngine(given.ranks, given.secret, given.base)
