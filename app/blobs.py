@@ -82,8 +82,9 @@ class Blobs:
         """
         async with self._lock:
             self._awaited = {file.blake3 for file in files}
-            await asyncio.to_thread(self._link, files)
+            # Known before they are there, so that what a fault leaves half way is tidied up.
             self._sizes.update({file.blake3: file.nbytes for file in files})
+            await asyncio.to_thread(self._link, files)
 
     async def settle(self) -> None:
         """The outcome of the commit is in the ledger, which now says which files are needed."""
@@ -152,7 +153,7 @@ class Blobs:
                     continue  # the same bytes were committed before
                 self._failpoints.reach("blob.linked")
             fsync_path(self.folder)
-        self._failpoints.reach("blob.after")
+            self._failpoints.reach("blob.after")
 
     def _unlink(self, digests: Iterable[str]) -> list[str]:
         """Which of the files are gone."""

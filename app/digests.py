@@ -49,7 +49,12 @@ class VersionDigests:
         layout = layout_of(engine.description)
         recorded = await self._journal.digests(version, layout)
         if recorded is None:
-            await self._journal.put_digests(version, layout, found)
+            try:
+                await self._journal.put_digests(version, layout, found)
+            except ProblemError as error:
+                if error.code is not Code.DISK_FULL:
+                    raise
+                _log.warning("recording the digests of version %d: %s", version, error)
             return True
         return dict(recorded) == dict(found)
 

@@ -1,6 +1,7 @@
 """The ledger on disk: what was meant to be done, what came of it, and what must outlive this process."""
 
 import json
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from sqlite3 import Connection
 
@@ -19,7 +20,10 @@ from app.records import (
     remembered,
 )
 from schemas.operations import Operation
+from schemas.problems import Code, ProblemError
 from schemas.transactions import Transaction
+
+_log = logging.getLogger(__name__)
 
 
 class Journal:
@@ -150,6 +154,15 @@ class Journal:
                 forget_first(connection, _table(view), "id", [view.id])
 
         await self._database.write("view", work)
+
+    async def try_put(self, views: Sequence[Transaction | Operation]) -> None:
+        """Remember these if there is room; if not, a restart knows less of them, and nothing else is lost."""
+        try:
+            await self.put(views)
+        except ProblemError as error:
+            if error.code is not Code.DISK_FULL:
+                raise
+            _log.warning("the disk is full: %s", ", ".join(view.id for view in views))
 
 
 def _table(view: Transaction | Operation) -> str:

@@ -43,7 +43,7 @@ class Operations:
             if one.state is OperationState.RUNNING and one.id != in_doubt
         ]
         if cut:
-            await self._journal.put(cut)
+            await self._journal.try_put(cut)
         for one in cut:
             self.put(one)
 
@@ -102,7 +102,4 @@ class Operations:
         if self.get(id).state is not OperationState.RUNNING:
             return  # that stands in the ledger, together with what it did
         self.put(ended)
-        try:
-            await self._journal.put([ended])
-        except ProblemError:
-            _log.exception("writing how operation %s ended", id)
+        await self._journal.try_put([ended])

@@ -143,7 +143,8 @@ class Foreground:
             self._say(f"engine: process {supervisor.pid}, taken over from an admin that was killed")
             self._was_ready = True  # once; should it be no more, another one may follow
         else:
-            make_secret(engine.secret_file)
+            if not self._restarts:  # later ones get the same, also if the disk is full by then
+                make_secret(engine.secret_file)
             await supervisor.start()
             self._say(f"engine: process {supervisor.pid}, log in {engine.command.log}")
         died = asyncio.create_task(supervisor.wait())

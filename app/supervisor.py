@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import os
 import secrets
 import shutil
@@ -24,6 +25,8 @@ QUIET_ROUTES = f"{PREFIX}/state,/health"
 OWNED_FLAGS = ("--model", "--host", "--port", "--worker-extension-cls")
 """vLLM's flags that Graft sets itself."""
 
+
+_log = logging.getLogger(__name__)
 
 _LOOK_S = 0.2
 """How often to see whether an engine that is not our child still runs."""
@@ -134,9 +137,13 @@ class Supervisor:
                 # Ctrl-C in a terminal reaches Graft alone, which then ends the engine in order.
                 start_new_session=True,
             )
-        with contextlib.suppress(ProcessLookupError):  # it ended at once
+        try:
             self._known = ProcessRecord.of(self._child.pid, self._command.argv)
             await asyncio.to_thread(self._known.write, self._record)
+        except ProcessLookupError:
+            pass  # it ended at once, which `wait` will tell
+        except OSError:
+            _log.exception("if this service is killed, its engine will have to be ended by hand")
 
     @property
     def running(self) -> bool:

@@ -1,6 +1,5 @@
 """Transactions: their states, what was uploaded into them, and who is still remembered."""
 
-import logging
 import secrets
 import time
 from collections.abc import Iterable
@@ -22,8 +21,6 @@ _MOVES: dict[State, frozenset[State]] = {
     State.COMMITTING: frozenset({State.COMMITTED, State.FAILED, State.PREPARED}),
 }
 """Which states can follow which; the others are ends."""
-
-_log = logging.getLogger(__name__)
 
 LIVE = frozenset(_MOVES)
 """States of a transaction that has not ended."""
@@ -186,7 +183,7 @@ class Transactions:
         for one in live:
             one.state = State.COMMITTING if one.id == in_doubt else State.INTERRUPTED
         if live:
-            await self._journal.put([one.view() for one in live])
+            await self._journal.try_put([one.view() for one in live])
 
     def check(self, options: TransactionOptions) -> float:
         """How long such a transaction stays open; raises not_supported, bad_value, staged_budget."""
@@ -218,10 +215,7 @@ class Transactions:
 
     async def note_end(self, transaction: Transaction) -> None:
         """Remember how one ended, beyond this process if that can be."""
-        try:
-            await self._journal.put([transaction.view()])
-        except ProblemError:
-            _log.exception("writing how transaction %s ended", transaction.id)
+        await self._journal.try_put([transaction.view()])
 
     def find(self, id: str | None) -> Transaction | None:
         """One transaction, if it is remembered."""
