@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help system setup install demo serve quick test test-all check format clean
+.PHONY: help system setup install demo serve quick test test-all crash check format clean
 
 PYTHON ?= python3
 DEMO := .graft/demo-model
@@ -67,6 +67,9 @@ test: setup  ## every test: the quick ones, then those on a real engine
 test-all: setup  ## also what takes longer: every layout on both toys
 	$(BIN)/python -m pytest tests
 
+crash: setup  ## kill admin, engine or both at every durable step and bridge call; goes on where it was stopped
+	$(BIN)/python -m tests.crash .crash/results.jsonl
+
 check: setup  ## lint, format, types, import rules
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -78,4 +81,4 @@ format: setup  ## rewrite what ruff can
 	$(BIN)/ruff format .
 
 clean:  ## remove .venv and everything made here
-	rm -rf $(VENV) .graft build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .graft .crash build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

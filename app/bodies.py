@@ -3,15 +3,17 @@
 import asyncio
 import json
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Annotated, Any
 
 from blake3 import blake3
+from fastapi import Depends
 from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope
 
-from app.idempotency import fingerprint_of, key_of
+from app.idempotency import ticket_of
+from app.records import Ticket
 from app.service import Service
 from app.settings import Settings
 from schemas.problems import Code, ProblemError
@@ -35,11 +37,19 @@ class JsonRoute(APIRoute):
             body = await bounded.body()
             if body and not takes_body:
                 raise ProblemError(Code.BAD_REQUEST, "This request takes no body.")
-            fingerprint = fingerprint_of(request, blake3(body).hexdigest())
-            once = service.replies.once(key_of(request), fingerprint, lambda: handle(bounded))
-            return await service.tasks.finish(once)
+            bounded.state.ticket = ticket = ticket_of(request, blake3(body).hexdigest())
+            return await service.tasks.finish(service.replies.once(ticket, lambda: handle(bounded)))
 
         return checked
+
+
+async def _ticket(request: Request) -> Ticket | None:
+    ticket: Ticket | None = request.state.ticket
+    return ticket
+
+
+TicketDep = Annotated[Ticket | None, Depends(_ticket)]
+"""The request's idempotency key, as a parameter of a `JsonRoute`."""
 
 
 class UploadRoute(APIRoute):

@@ -2,18 +2,24 @@
 
 import asyncio
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from datetime import UTC, datetime
 
 from app import outcome
+from app.blobs import Blobs
+from app.books import Books
+from app.digests import VersionDigests
 from app.engine import EngineUnreachable
-from app.ledger import Ledger, VersionRecord
+from app.ledger import Ledger
+from app.lineage import compacted
 from app.link import EngineLink, undo_of
 from app.metrics import Metrics
+from app.operations import Asker
 from app.outcome import Work
 from app.preconditions import Precondition, check_base
-from app.receipts import Change, receipt_of
+from app.receipts import Change
+from app.records import Intent
+from app.rewind import Rewind
 from app.staging import Staging
 from app.transactions import IDLE, Prepared, Transaction
 from app.undo import UndoRoom
@@ -31,20 +37,42 @@ class Changes:
     """Owns the way from the ledger's current version to the next one."""
 
     def __init__(
-        self, link: EngineLink, ledger: Ledger, undo: UndoRoom, staging: Staging, metrics: Metrics
+        self,
+        link: EngineLink,
+        ledger: Ledger,
+        books: Books,
+        blobs: Blobs,
+        rewind: Rewind,
+        digests: VersionDigests,
+        undo: UndoRoom,
+        staging: Staging,
+        metrics: Metrics,
     ) -> None:
         self.undo = undo
-        self.busy = False
-        """Whether a commit or rollback is under way."""
+        self._idle = asyncio.Event()
+        self._idle.set()
         self._link = link
         self._ledger = ledger
+        self._books = books
+        self._blobs = blobs
+        self._rewind = rewind
+        self._digests = digests
         self._staging = staging
         self._metrics = metrics
+
+    @property
+    def busy(self) -> bool:
+        """Whether a commit or rollback is under way."""
+        return not self._idle.is_set()
 
     def require_idle(self) -> None:
         """Raises busy."""
         if self.busy:
             raise ProblemError(Code.BUSY, "Wait for the commit or rollback that is under way.")
+
+    async def ended(self) -> None:
+        """Return once no change is under way; one whose engine is gone finds that out by itself."""
+        await self._idle.wait()
 
     async def prepare(self, transaction: Transaction) -> Prepared:
         """Phase one, bound to the current version. The transaction stays open if it fails."""
@@ -62,7 +90,7 @@ class Changes:
                     raise
             await asyncio.sleep(_OVERTAKEN_S)
 
-    async def commit(self, transaction: Transaction, expected: Precondition) -> Receipt:
+    async def commit(self, transaction: Transaction, expected: Precondition, asker: Asker) -> Receipt:
         """All ranks or none; prepares first where that is needed."""
         with self._exclusive(), self._metrics.change("commit"):
             self._link.require_writable()
@@ -73,15 +101,13 @@ class Changes:
             transaction.require_content()
             state = await self._state_at(current)
             prepared = await self._prepared(transaction, current, state)
+            self._require_blob_room(transaction)
             await self.undo.make(_undo_nbytes(prepared))
-            result = await self._commit_transaction(transaction, prepared)
-            change = Change(VersionKind.COMMIT, self._ledger.next, current, transaction=transaction)
-            transaction.receipt = self._record(change, prepared, result)
-            transaction.move(State.COMMITTED)
+            receipt = await self._commit_transaction(transaction, prepared, asker)
         await self._discard(transaction)
-        return transaction.receipt
+        return receipt
 
-    async def rollback(self, target: int, expected: Precondition) -> Receipt:
+    async def rollback(self, target: int, expected: Precondition, asker: Asker) -> Receipt:
         """A new version with the weights of `target`. Raises version_not_held and what a commit does."""
         with self._exclusive(), self._metrics.change("rollback"):
             self._link.require_writable()
@@ -89,16 +115,28 @@ class Changes:
             expected.check(current)
             await self._state_at(current)
             self._ledger.require_held(target)
-            nearest = self._ledger.nearest(target)
-            prepared = await outcome.prepare(self._link, _key(), current, Work(restore=nearest))
+            by_undo = self._ledger.undoable(target)
+            if by_undo:
+                work = Work(restore=self._ledger.nearest(target))
+            else:
+                work = Work(uploads=await self._rewind.uploads(target, self._link.require()))
+            prepared = await outcome.prepare(self._link, _key(), current, work)
+            change = Change(
+                kind=VersionKind.ROLLBACK, version=self._ledger.next, base=current, restores=target
+            )
             try:
-                await self.undo.make(_undo_nbytes(prepared), restoring=target)
+                await self.undo.make(_undo_nbytes(prepared), restoring=target if by_undo else None)
+                intent = await self._books.intend(change, prepared, self._boots, (), asker)
             except ProblemError:
                 await outcome.drop(self._link, prepared.key)
                 raise
-            result = await self._commit_on_engine(prepared)
-            change = Change(VersionKind.ROLLBACK, self._ledger.next, current, restores=target)
-            receipt = self._record(change, prepared, result)
+            try:
+                result = await self._commit_on_engine(prepared)
+            except ProblemError as error:
+                if error.code is not Code.STATE_UNKNOWN:
+                    await self._note_failure(intent, State.FAILED, error)
+                raise
+            receipt = await self._record(intent, result)
             await self.undo.trim()
         return receipt
 
@@ -106,11 +144,16 @@ class Changes:
         """Abort or expire: nothing of it stays, here or on the engine."""
         transaction.move(state)
         await self._discard(transaction)
+        await self._books.ended(transaction)
 
     async def void(self, prepared: Prepared | None) -> None:
         """Let the engine drop prepared work that will not be committed."""
         if prepared is not None:
             await outcome.drop(self._link, prepared.key)
+
+    @property
+    def _boots(self) -> Mapping[int, str]:
+        return self._link.require().boots
 
     def _overtaken(self, version: int) -> bool:
         """Whether a change that came between explains why the engine is not at `version`."""
@@ -119,17 +162,25 @@ class Changes:
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
         self.require_idle()
-        self.busy = True
+        self._idle.clear()
         try:
             yield
         finally:
-            self.busy = False
+            self._idle.set()
 
     async def _state_at(self, current: int) -> EngineState:
         """Where the engine stands; the ledger learns what undo it really holds."""
         state = await self._link.state_at(current)
-        self._ledger.undo = undo_of(state)
+        self._ledger.learn_undo(undo_of(state))
         return state
+
+    def _require_blob_room(self, transaction: Transaction) -> None:
+        """Raises blob_budget if the new version could not be kept."""
+        before = self._ledger.lineage(self._ledger.current.version)
+        uploads = tuple(one.staged for one in transaction.uploads)
+        lineage = None if before is None else compacted((*before, *uploads))
+        baselines = {self._ledger.root(b.version) for b in self._ledger.baselines()}
+        self._blobs.require_room(uploads, lineage, baselines)
 
     async def _prepared(self, transaction: Transaction, current: int, state: EngineState) -> Prepared:
         """What the engine still holds prepared for `current`, or newly prepared work."""
@@ -149,21 +200,37 @@ class Changes:
             transaction.move(State.OPEN if transaction.prepared is None else State.PREPARED)
         return transaction.prepared
 
-    async def _commit_transaction(self, transaction: Transaction, prepared: Prepared) -> CommitResult:
+    async def _commit_transaction(
+        self, transaction: Transaction, prepared: Prepared, asker: Asker
+    ) -> Receipt:
         transaction.move(State.COMMITTING)
         try:
-            return await self._commit_on_engine(prepared)
-        except EngineUnreachable:
-            transaction.move(State.PREPARED)  # the engine was not asked, so nothing has happened
+            boots = self._boots
+            change = _change(transaction, self._ledger.next, prepared.base)
+            intent = await self._books.intend(change, prepared, boots, transaction.uploads, asker)
+        except BaseException:
+            transaction.move(State.PREPARED)
+            raise
+        try:
+            result = await self._commit_on_engine(prepared)
+        except EngineUnreachable as error:
+            # The engine was not asked, so nothing has happened.
+            await self._note_failure(intent, State.PREPARED, error)
             raise
         except ProblemError as error:
-            transaction.problem = error.problem()
-            transaction.move(State.FAILED)
-            await self._staging.discard(transaction.take_files())
+            if error.code is Code.STATE_UNKNOWN:
+                transaction.problem = error.problem()
+                transaction.move(State.FAILED)
+                await self._books.ended(transaction)
+            else:
+                await self._note_failure(intent, State.FAILED, error)
+            if transaction.state is State.FAILED:
+                await self._staging.discard(transaction.take_files())
             raise
+        return await self._record(intent, result)
 
     async def _commit_on_engine(self, prepared: Prepared) -> CommitResult:
-        boots = self._link.require().boots
+        boots = self._boots
         try:
             return await outcome.commit(self._link, boots, prepared, self._ledger.next)
         except ProblemError as error:
@@ -177,29 +244,43 @@ class Changes:
             self._link.mark_unknown("A commit was cut short; restart the engine.", boots)
             raise
 
-    def _record(self, change: Change, prepared: Prepared, result: CommitResult) -> Receipt:
-        receipt = receipt_of(change, prepared, result)
-        self._ledger.append(
-            VersionRecord(
-                version=change.version,
-                kind=change.kind,
-                created_at=datetime.now(UTC),
-                base_version=change.base,
-                restores=change.restores,
-                transaction=receipt.transaction,
-                label=receipt.label,
-                receipt=receipt,
-            )
-        )
-        self._ledger.undo[change.version] = max((rank.undo_nbytes for rank in result.ranks), default=0)
+    async def _record(self, intent: Intent, result: CommitResult) -> Receipt:
+        """Write down what was done; if that can't be, nothing is built on it before it can."""
+        try:
+            receipt = await self._books.done(intent, result)
+        except ProblemError:
+            self._link.reconsider()
+            raise
+        self._digests.want()
         self._metrics.paused(result.pause_ms + result.apply_ms + result.resume_ms)
         return receipt
+
+    async def _note_failure(self, intent: Intent, state: State, error: ProblemError) -> None:
+        """Write down that nothing was done; what went wrong matters more than if that can't be now."""
+        try:
+            await self._books.failed(intent, state, error)
+        except ProblemError:
+            self._link.reconsider()
 
     async def _discard(self, transaction: Transaction) -> None:
         """Delete the files of an ended transaction, and what the engine may still hold for it."""
         await self._staging.discard(transaction.take_files())
         if transaction.state is not State.COMMITTED:
             await self.void(transaction.prepared)
+
+
+def _change(transaction: Transaction, version: int, base: int) -> Change:
+    uploads = transaction.uploads
+    return Change(
+        kind=VersionKind.COMMIT,
+        version=version,
+        base=base,
+        transaction=transaction.id,
+        label=transaction.options.label,
+        uploads=tuple(one.upload for one in uploads),
+        tensors=len({write.tensor for one in uploads for write in one.staged.writes}),
+        validate_ms=sum(one.validate_ms for one in uploads),
+    )
 
 
 def _key() -> str:

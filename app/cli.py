@@ -69,7 +69,7 @@ def serve(
     state_dir: Annotated[
         Path | None,
         typer.Option(
-            help="Staged uploads, log and secret of the engine.  [env var: GRAFT_STATE_DIR; default: .graft]"
+            help="Ledger, uploads, log and secret of the engine.  [env var: GRAFT_STATE_DIR; default: .graft]"
         ),
     ] = None,
     engine: Annotated[
@@ -112,7 +112,8 @@ def serve(
         )
     except (UnsupportedVllmError, EngineStartError) as error:
         _refuse(str(error))
-    managed = ManagedEngine(model, engine_host, engine_port, secret_file, command)
+    record = state / "engine.json"
+    managed = ManagedEngine(model, engine_host, engine_port, secret_file, record, command)
     raise typer.Exit(_run(settings.model_copy(update={"engine_secret_file": secret_file}), managed))
 
 
@@ -170,3 +171,7 @@ def _run(settings: Settings, engine: ManagedEngine | None) -> int:
             return asyncio.run(Foreground(create_app(settings), settings, engine, Console()).run())
     except (AddressError, StateFolderError) as error:
         _refuse(str(error))
+
+
+if __name__ == "__main__":
+    main()

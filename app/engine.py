@@ -9,6 +9,7 @@ from typing import TypeVar
 import httpx
 from pydantic import BaseModel, ValidationError
 
+from app.failpoints import Failpoints
 from app.settings import Settings
 from schemas import bridge
 from schemas.problems import Code, ProblemError
@@ -37,8 +38,14 @@ class EngineClient:
     bridge answered with.
     """
 
-    def __init__(self, settings: Settings, transport: httpx.AsyncBaseTransport | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        failpoints: Failpoints,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
         self._settings = settings
+        self._failpoints = failpoints
         self._secret: str | None = None
         self._http = httpx.AsyncClient(
             base_url=settings.engine_url.rstrip("/") + bridge.PREFIX,
@@ -135,6 +142,7 @@ class EngineClient:
         headers = {"authorization": f"Bearer {self._secret}"} if self._secret else {}
         if request is not None:
             headers["content-type"] = "application/json"
+        self._failpoints.reach(f"bridge.{name}.before")
         try:
             async with asyncio.timeout(bound_s):
                 response = await self._http.request(
@@ -150,6 +158,7 @@ class EngineClient:
             raise EngineLost("The engine did not answer in time.") from error
         except httpx.HTTPError as error:
             raise EngineLost("The connection to the engine broke.") from error
+        self._failpoints.reach(f"bridge.{name}.after")
         if response.is_success:
             return response.content
         raise _refusal(response)

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from app.idempotency import fingerprint_of, key_of
+from app.idempotency import key_of, ticket_of
+from app.operations import Asker
 from app.preconditions import Precondition, check_base, etag
+from app.records import Ticket
 from app.service import Service
 from app.transactions import IDLE, Accepted, Transaction
 from loaders.catalogue import Catalogue
@@ -75,7 +77,7 @@ class Intake:
         def refuse_early() -> None:
             self._service.transactions.get(id).require(IDLE)
 
-        async def use(file: StagedFile, stack: AsyncExitStack) -> Response:
+        async def use(file: StagedFile, stack: AsyncExitStack, ticket: Ticket | None) -> Response:
             transaction = self._service.transactions.get(id)
             upload = await self._add(transaction, file, stack)
             return JSONResponse(upload.model_dump(mode="json"))
@@ -93,11 +95,11 @@ class Intake:
             expected.check(current)
             check_base(options.base_version, current)
 
-        async def use(file: StagedFile, stack: AsyncExitStack) -> Response:
-            transaction = service.transactions.open(options)
+        async def use(file: StagedFile, stack: AsyncExitStack, ticket: Ticket | None) -> Response:
+            transaction = await service.transactions.open(options)
             try:
                 await self._add(transaction, file, stack)
-                receipt = await service.changes.commit(transaction, expected)
+                receipt = await service.changes.commit(transaction, expected, Asker(ticket))
             finally:
                 if transaction.state in IDLE:
                     await service.changes.end(transaction, State.ABORTED)
@@ -108,7 +110,7 @@ class Intake:
     async def _run(
         self,
         refuse_early: Callable[[], None],
-        use: Callable[[StagedFile, AsyncExitStack], Awaitable[Response]],
+        use: Callable[[StagedFile, AsyncExitStack, Ticket | None], Awaitable[Response]],
     ) -> Response:
         """Receive the body and use it, unless the same request has been answered before."""
         service, request = self._service, self._request
@@ -123,8 +125,8 @@ class Intake:
         async def once() -> Response:
             async with AsyncExitStack() as stack:
                 stack.push_async_callback(service.staging.discard, [file])
-                fingerprint = fingerprint_of(request, file.blake3)
-                return await service.replies.once(key, fingerprint, lambda: use(file, stack))
+                ticket = ticket_of(request, file.blake3)
+                return await service.replies.once(ticket, lambda: use(file, stack, ticket))
 
         return await service.tasks.finish(once())
 

@@ -1,9 +1,12 @@
-"""Versions, what can be rolled back to, and baselines. Kept in memory."""
+"""Versions, what can be rolled back to, and baselines: the ledger as it is read, in memory."""
 
 import uuid
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
+from app.lineage import Lineage, compacted
+from schemas.bridge import StagedUpload
 from schemas.problems import Code, ProblemError
 from schemas.transactions import Receipt
 from schemas.versions import VersionKind
@@ -21,6 +24,8 @@ class VersionRecord:
     transaction: str | None = None
     label: str | None = None
     receipt: Receipt | None = None
+    uploads: tuple[StagedUpload, ...] = ()
+    """What this version writes over the one before."""
 
 
 @dataclass(frozen=True)
@@ -33,22 +38,34 @@ class BaselineRecord:
 
 
 class Ledger:
-    """The history of the weights, and the undo that the engine holds to walk it back.
+    """The history of the weights, and what of it can be had again.
 
-    A rollback makes a new version with the weights of an old one, so several versions
-    can have the same weights; going back to one of them goes to the nearest.
+    A rollback makes a new version with the weights of an old one, so several versions can
+    have the same weights. The first of them is their *root*; going back to one of them by
+    undo goes to the nearest.
     """
 
     def __init__(self) -> None:
-        self.id = uuid.uuid4().hex
+        self.begin(uuid.uuid4().hex, [VersionRecord(0, VersionKind.BASE, datetime.now(UTC))], ())
+
+    def begin(self, id: str, records: Iterable[VersionRecord], baselines: Iterable[BaselineRecord]) -> None:
+        """Hold this history and no other."""
+        self.id = id
         self.undo: dict[int, int] = {}
         """Version → bytes per rank to step back from it to the one before."""
+        self.undo_floor = 0
+        """The engine was brought to this version in one step, so undo up to it leads nowhere."""
+        self.base_at_hand = False
+        """Whether the base checkpoint's files can be read, so that kept versions can be rebuilt in place."""
         self._records: dict[int, VersionRecord] = {}
-        self._baselines: dict[str, BaselineRecord] = {}
+        self._baselines = {record.name: record for record in baselines}
         self._root: dict[int, int] = {}
         self._nearest: dict[int, int] = {}
+        self._lineages: dict[int, Lineage] = {}
+        self._unrecorded: set[int] = set()
         self._current = 0
-        self.append(VersionRecord(0, VersionKind.BASE, datetime.now(UTC)))
+        for record in records:
+            self.append(record)
 
     @property
     def current(self) -> VersionRecord:
@@ -72,46 +89,86 @@ class Ledger:
 
     def append(self, record: VersionRecord) -> None:
         """Make `record` the current version."""
-        self._records[record.version] = record
         root = record.version if record.restores is None else self._root[record.restores]
+        if root == record.version:
+            self._begin_root(record)
+        # The writes live on in the lineage, and only for as long as that is kept.
+        self._records[record.version] = replace(record, uploads=())
         self._root[record.version] = root
         self._nearest[root] = record.version
         self._current = record.version
 
-    def adopt(self, version: int) -> None:
-        """Take over an engine that already runs `version` and holds `undo`.
+    def _begin_root(self, record: VersionRecord) -> None:
+        if record.kind is VersionKind.BASE:
+            self._lineages[record.version] = ()
+            return
+        before = None if record.base_version is None else self.lineage(record.base_version)
+        if record.kind is VersionKind.ADOPTED or before is None:
+            self._unrecorded.add(record.version)
+        else:
+            self._lineages[record.version] = compacted((*before, *record.uploads))
 
-        Raises ValueError if this ledger has a history that the engine does not share.
-        """
-        if version != self._current and self._current != 0:
-            raise ValueError(f"The engine runs version {version}, but {self._current} is the current one.")
-        lowest = version
-        while lowest in self.undo:
-            lowest -= 1
-        for held in range(max(lowest, self._current + 1), version + 1):
-            self.append(VersionRecord(held, VersionKind.ADOPTED, datetime.now(UTC)))
+    def lineage(self, version: int) -> Lineage | None:
+        """What the weights of `version` consist of; none if that was never known, or was let go."""
+        return self._lineages.get(self._root[self.get(version).version])
+
+    def lineages(self) -> dict[int, Lineage]:
+        """Root → lineage, those first whose weights were served last."""
+        latest = sorted(self._lineages, key=lambda root: self._nearest[root], reverse=True)
+        return {root: self._lineages[root] for root in latest}
+
+    def root(self, version: int) -> int:
+        """The first version with the same weights."""
+        return self._root[self.get(version).version]
+
+    def pinned(self) -> set[int]:
+        """Roots that must be kept: of the current version and of the baselines."""
+        return {self._root[self._current], *(self._root[b.version] for b in self._baselines.values())}
+
+    def let_go(self, roots: Iterable[int]) -> None:
+        """The uploads that these roots need are no longer kept: their versions can't be had again."""
+        for root in roots:
+            self._lineages.pop(root, None)
+
+    def learn_undo(self, held: Mapping[int, int]) -> None:
+        """What undo the engine holds, per rank."""
+        self.undo = {version: nbytes for version, nbytes in held.items() if version > self.undo_floor}
 
     def nearest(self, version: int) -> int:
         """The latest version with the same weights as `version`."""
-        return self._nearest[self._root[self.get(version).version]]
+        return self._nearest[self.root(version)]
 
     def lowest_reachable(self) -> int:
-        """Every version whose nearest twin is at or above this one can be gone back to."""
+        """Every version whose nearest twin is at or above this one can be gone back to by undo."""
         lowest = self._current
         while lowest in self.undo:
             lowest -= 1
         return lowest
 
-    def held(self, version: int) -> bool:
-        """Whether the engine holds what rolling back to `version` needs."""
+    def undoable(self, version: int) -> bool:
+        """Whether the engine holds the undo down to `version`."""
         return self.nearest(version) >= self.lowest_reachable()
+
+    def rebuildable(self, version: int) -> bool:
+        """Whether `version` can be had from the base checkpoint's files and kept uploads."""
+        return (
+            self.base_at_hand
+            and self.lineage(version) is not None
+            and self._root[self._current] in self._lineages
+        )
+
+    def held(self, version: int) -> bool:
+        """Whether `version` can be rolled back to, and then be had again after a crash."""
+        root = self.root(version)
+        lasting = root in self._lineages or root in self._unrecorded
+        return self.rebuildable(version) or (lasting and self.undoable(version))
 
     def require_held(self, version: int) -> None:
         """Refuse a version that can't be rolled back to, known or not: version_not_held."""
         if version not in self._records:
             raise ProblemError(Code.VERSION_NOT_HELD, f"There has been no version {version}.")
         if not self.held(version):
-            detail = f"The undo down to version {version} is no longer held; GET /v1/versions says what is."
+            detail = f"What version {version} needs is no longer held; GET /v1/versions says what is."
             raise ProblemError(Code.VERSION_NOT_HELD, detail)
 
     def forgettable(self, restoring: int | None = None) -> int:
@@ -121,7 +178,11 @@ class Ledger:
         the same weights need no undo any more.
         """
         root = None if restoring is None else self._root[restoring]
-        needed = [self.nearest(b.version) for b in self._baselines.values() if self._root[b.version] != root]
+        needed = [
+            self.nearest(b.version)
+            for b in self._baselines.values()
+            if self._root[b.version] != root and not self.rebuildable(b.version)
+        ]
         return min(needed, default=self._current)
 
     def baselines(self) -> tuple[BaselineRecord, ...]:
@@ -134,15 +195,18 @@ class Ledger:
             raise ProblemError(Code.UNKNOWN_BASELINE, "There is no baseline of this name.")
         return self._baselines[name]
 
-    def set_baseline(self, name: str, version: int, undo_budget: int) -> BaselineRecord:
-        """Keep `version` within reach. Raises version_not_held, undo_budget."""
+    def new_baseline(self, name: str, version: int, undo_budget: int) -> BaselineRecord:
+        """A name that would keep `version` within reach. Raises version_not_held, undo_budget."""
         self.require_held(version)
-        nearest = self.nearest(version)
-        if sum(n for v, n in self.undo.items() if v > nearest) > undo_budget:
-            raise ProblemError(Code.UNDO_BUDGET, "The undo that this baseline needs is over the budget.")
-        record = BaselineRecord(name, version, datetime.now(UTC))
-        self._baselines[name] = record
-        return record
+        if not self.rebuildable(version):
+            nearest = self.nearest(version)
+            if sum(n for v, n in self.undo.items() if v > nearest) > undo_budget:
+                raise ProblemError(Code.UNDO_BUDGET, "The undo that this baseline needs is over the budget.")
+        return BaselineRecord(name, version, datetime.now(UTC))
+
+    def set_baseline(self, record: BaselineRecord) -> None:
+        """Let a name stand for a version."""
+        self._baselines[record.name] = record
 
     def delete_baseline(self, name: str) -> None:
         """Forget the name; raises unknown_baseline."""

@@ -2,16 +2,19 @@
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from app.engine import EngineClient
-from app.ledger import Ledger
 from app.settings import Settings
 from loaders.catalogue import Catalogue
 from schemas import bridge
 from schemas.problems import Code, ProblemError
 
 _log = logging.getLogger(__name__)
+
+_LASTING = frozenset({Code.STATE_UNKNOWN, Code.BASE_CHANGED, Code.LEDGER_DAMAGED})
+"""What looking at the same engine again does not change."""
 
 
 @dataclass(frozen=True)
@@ -26,20 +29,22 @@ class Engine:
 class EngineLink:
     """Finds the engine, notices when it is another one, and says whether it may be changed."""
 
-    def __init__(self, client: EngineClient, ledger: Ledger, settings: Settings) -> None:
+    def __init__(self, client: EngineClient, settings: Settings) -> None:
         self.client = client
         self.last: bridge.EngineState | None = None
         """The engine as it was last seen."""
         self.reachable = False
-        self.unknown: str | None = None
-        """Why nobody knows which weights the engine runs, if so."""
-        self._ledger = ledger
+        self.refusal: ProblemError | None = None
+        """Why the engine must not be changed nor called ready, if so."""
+        self.recover: Callable[[Engine], Awaitable[None]] = _nothing
+        """Has an engine that was found at the current version; whoever knows how puts it here."""
         self.settle_s = settings.engine_settle_s
         """How long to look for the outcome of a commit whose answer was lost."""
         self._poll_s = settings.engine_poll_s
         self._seek_s = settings.engine_seek_s
         self._engine: Engine | None = None
-        self._unknown_boots: dict[int, str] = {}
+        self._lasting = False
+        self._refused_boots: Mapping[int, str] = {}
         self._absent = "The engine has not described itself yet."
 
     @property
@@ -48,10 +53,15 @@ class EngineLink:
         return self._engine
 
     @property
+    def unknown(self) -> bool:
+        """Whether nobody knows which weights the engine runs."""
+        return self.refusal is not None and self.refusal.code is Code.STATE_UNKNOWN
+
+    @property
     def problem(self) -> str | None:
         """Why the engine can't be changed now, if so."""
-        if self.unknown is not None:
-            return self.unknown
+        if self.refusal is not None:
+            return self.refusal.detail
         return None if self._engine is not None and self.reachable else self._absent
 
     def require(self) -> Engine:
@@ -61,23 +71,36 @@ class EngineLink:
         return self._engine
 
     def require_known(self) -> None:
-        """Raises state_unknown."""
-        if self.unknown is not None:
-            raise ProblemError(Code.STATE_UNKNOWN, self.unknown)
+        """Raises state_unknown, recovering, base_changed, ledger_damaged."""
+        if self.refusal is not None:
+            raise ProblemError(self.refusal.code, self.refusal.detail, **self.refusal.members)
 
     def require_writable(self) -> Engine:
-        """The attached engine if its weights are known; raises state_unknown, engine_unavailable."""
+        """The attached engine if it may be changed; raises what `require_known` does, engine_unavailable."""
         self.require_known()
         return self.require()
 
-    def mark_unknown(self, reason: str, boots: dict[int, str]) -> None:
-        """Refuse all changes while the engine is the one of `boots`.
-
-        One that has been started anew since, and runs the current version, is fine again.
-        """
-        self.unknown = reason
-        self._unknown_boots = boots
+    def mark_unknown(self, reason: str, boots: Mapping[int, str]) -> None:
+        """Refuse all changes while the engine is the one of `boots`."""
+        self._refuse(ProblemError(Code.STATE_UNKNOWN, reason), boots)
         self._detach()
+
+    def expect_another(self) -> None:
+        """The engine has been ended; what was held against it is not held against the next."""
+        if not self._lasting:
+            self.refusal = None
+        self._detach()
+
+    def reconsider(self) -> None:
+        """Refuse all changes until the engine has been looked at again and found to be where it should."""
+        self.refusal = ProblemError(Code.RECOVERING, "The outcome of the last change is being found out.")
+        self._refused_boots = {}
+        self._detach()
+
+    def give_up(self, error: ProblemError) -> None:
+        """Refuse all changes, whatever the engine is: this service can't keep what it would promise."""
+        self._refuse(error, {})
+        self._lasting = True
 
     async def watch(self) -> None:
         """Look for the engine for ever."""
@@ -87,6 +110,8 @@ class EngineLink:
             except ProblemError as error:
                 self.reachable = False
                 self._absent = error.detail
+                if error.code is Code.STATE_UNKNOWN and not self._lasting:
+                    self._refuse(error, {})
             except Exception:  # noqa: BLE001 - whatever an engine says must not end the watch over it
                 _log.exception("looking for the engine")
                 self.reachable = False
@@ -132,28 +157,48 @@ class EngineLink:
             detail = f"The engine speaks bridge protocol {theirs}, this service {bridge.PROTOCOL}."
             raise ProblemError(Code.ENGINE_UNAVAILABLE, detail)
         state = await self.client.state()
-        catalogue = await asyncio.to_thread(Catalogue, description.tensors, description.model)
         self.last, self.reachable = state, True
-        if self.unknown is None or boots_of(state) != self._unknown_boots:
-            self.unknown = self._adopt(state)
-            self._unknown_boots = boots_of(state)
-        self._engine = Engine(description, catalogue, boots_of(state))
+        catalogue = await asyncio.to_thread(Catalogue, description.tensors, description.model)
+        engine = Engine(description, catalogue, boots_of(state))
+        if self.refusal is not None and (self._lasting or engine.boots == self._refused_boots):
+            self._engine = engine  # to be looked at, no more
+            return
+        # Before the engine counts as attached, so that nothing is built on it meanwhile.
+        self.refusal = ProblemError(Code.RECOVERING, "The engine is being brought to the current version.")
+        self._engine = engine
+        await self._recover(engine)
 
-    def _adopt(self, state: bridge.EngineState) -> str | None:
-        """Take the engine's version over into the ledger; why that can't be, if so."""
-        versions = {rank.version for rank in state.ranks}
-        if len(versions) != 1:
-            return "The engine's ranks run different versions; restart the engine."
-        self._ledger.undo = undo_of(state)
+    async def _recover(self, engine: Engine) -> None:
         try:
-            self._ledger.adopt(versions.pop())
-        except ValueError as error:
-            return f"{error} Restart this service to start a new history, or restore the engine."
-        return None
+            await self.recover(engine)
+        except ProblemError as error:
+            self._detach()
+            if error.code is Code.ENGINE_UNAVAILABLE:
+                self.refusal = None
+                raise
+            _log.warning("recovery: %s", error)
+            if error.code in _LASTING:
+                self._refuse(error, engine.boots)
+            else:
+                self.refusal = ProblemError(Code.RECOVERING, f"Not yet: {error.detail}")
+        except BaseException:
+            self._detach()
+            self.refusal = None
+            raise
+        else:
+            if self._engine is engine:  # else a request found out meanwhile that it is another one
+                self.refusal = None
+
+    def _refuse(self, error: ProblemError, boots: Mapping[int, str]) -> None:
+        self.refusal, self._refused_boots = error, boots
 
     def _detach(self) -> None:
         self._engine = None
         self._absent = "The engine has been restarted and is being looked at again."
+
+
+async def _nothing(engine: Engine) -> None:
+    """Every engine is as it should be."""
 
 
 def boots_of(state: bridge.EngineState) -> dict[int, str]:

@@ -36,6 +36,7 @@ class Metrics:
                 ("open_transactions", "Transactions that have not ended"),
                 ("staged_bytes", "Bytes of uploads of open transactions"),
                 ("undo_bytes", "Bytes of undo that the engine holds per rank"),
+                ("kept_bytes", "Bytes of uploads that committed versions need"),
                 ("engine_up", "Whether the engine answered last time"),
                 ("state_unknown", "Whether the state of the engine's weights is unknown"),
             )

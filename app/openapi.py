@@ -9,6 +9,7 @@ from fastapi.routing import APIRoute
 
 from app.bodies import JsonRoute, UploadRoute
 from app.problems import MEDIA_TYPE
+from schemas.operations import Operation
 from schemas.problems import STATUS, Code, Problem
 
 Json = dict[str, Any]
@@ -64,22 +65,31 @@ _UPLOAD_BODY = (
     Code.DISK_FULL,
     Code.ENGINE_UNAVAILABLE,
 )
+UNREADY = (
+    Code.ENGINE_UNAVAILABLE,
+    Code.RECOVERING,
+    Code.STATE_UNKNOWN,
+    Code.BASE_CHANGED,
+    Code.LEDGER_DAMAGED,
+)
+"""Why the engine can't be changed now."""
 COMMIT = (
     Code.BUSY,
     Code.TRANSACTION_STATE,
     Code.TRANSACTION_EXPIRED,
+    Code.INTERRUPTED,
     Code.NOTHING_TO_APPLY,
     Code.VERSION_MOVED,
     Code.PRECONDITION_FAILED,
     Code.VERSION_NOT_HELD,
     Code.UNDO_BUDGET,
+    Code.BLOB_BUDGET,
     Code.DISK_FULL,
     Code.TENSOR_UNSUPPORTED,
     Code.TIED_TENSOR,
-    Code.ENGINE_UNAVAILABLE,
+    *UNREADY,
     Code.PREPARE_FAILED,
     Code.COMMIT_UNDONE,
-    Code.STATE_UNKNOWN,
 )
 """What a commit can end with."""
 
@@ -93,9 +103,10 @@ def problems(*codes: Code, statuses: dict[Code, int] | None = None) -> dict[int 
     return {status: _problem_response(group) for status, group in sorted(by_status.items())}
 
 
-def json_parameters(*, if_match: bool = False) -> Json:
+def json_parameters(*, if_match: bool = False, prefer: bool = False) -> Json:
     """Request headers of a route that changes state, for `openapi_extra`."""
-    return {"parameters": [_IDEMPOTENCY_KEY, *([_IF_MATCH] if if_match else [])]}
+    more = [*([_IF_MATCH] if if_match else []), *([_PREFER] if prefer else [])]
+    return {"parameters": [_IDEMPOTENCY_KEY, *more]}
 
 
 def upload_body(*, if_match: bool = False) -> Json:
@@ -115,6 +126,12 @@ def tagged(description: str, *, location: bool = False) -> dict[int | str, Json]
     if location:
         return {201: {"description": description, "headers": {"Location": _LOCATION}}}
     return {200: {"description": description, "headers": {"ETag": _ETAG}}}
+
+
+def accepted() -> dict[int | str, Json]:
+    """A 202 that names an operation to follow, for those who prefer that."""
+    description = "The operation to follow, if `Prefer: respond-async` was sent."
+    return {202: {"model": Operation, "description": description, "headers": {"Location": _LOCATION}}}
 
 
 def binary_answer(description: str) -> dict[int | str, Json]:
@@ -208,6 +225,7 @@ def _header(name: str, description: str) -> Json:
 
 _IDEMPOTENCY_KEY = _header("Idempotency-Key", "The same key and request again gets the first answer.")
 _IF_MATCH = _header("If-Match", 'Go on only if this is the current version, for example "7".')
+_PREFER = _header("Prefer", "respond-async: answer 202 with an operation to follow, and go on.")
 _CONTENT_DIGEST = _header("Content-Digest", "Checked if sent: sha-256=:BASE64:")
 _ETAG = {"description": "The version, in quotes.", "schema": {"type": "string"}}
 _LOCATION = {"description": "Where the new thing is.", "schema": {"type": "string"}}

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from app.engine import EngineLost, EngineUnreachable
@@ -44,7 +45,7 @@ async def drop(link: EngineLink, key: str) -> None:
 
 
 async def commit(
-    link: EngineLink, boots: dict[int, str], prepared: Prepared, version: int
+    link: EngineLink, boots: Mapping[int, str], prepared: Prepared, version: int
 ) -> bridge.CommitResult:
     """Phase two on every rank of `boots`.
 
@@ -56,11 +57,11 @@ async def commit(
     except EngineUnreachable:
         raise
     except ProblemError as error:
-        return await _settle(link, boots, prepared, version, error)
+        return await settle(link, boots, prepared, version, error)
     return _judge_commit(result, boots)
 
 
-def _judge_prepare(result: bridge.PrepareResult, boots: dict[int, str]) -> None:
+def _judge_prepare(result: bridge.PrepareResult, boots: Mapping[int, str]) -> None:
     if _foreign(result.ranks, boots):
         raise ProblemError(Code.ENGINE_UNAVAILABLE, "The engine was restarted meanwhile.")
     failed = [rank for rank in result.ranks if not rank.ok]
@@ -73,7 +74,7 @@ def _judge_prepare(result: bridge.PrepareResult, boots: dict[int, str]) -> None:
     raise ProblemError(Code.PREPARE_FAILED, "Not every rank could prepare; nothing was changed.", ranks=ranks)
 
 
-def _judge_commit(result: bridge.CommitResult, boots: dict[int, str]) -> bridge.CommitResult:
+def _judge_commit(result: bridge.CommitResult, boots: Mapping[int, str]) -> bridge.CommitResult:
     ranks = _per_rank(result.ranks)
     complete = {rank.rank for rank in result.ranks} == set(boots) and all(rank.ok for rank in result.ranks)
     if _foreign(result.ranks, boots):
@@ -87,10 +88,13 @@ def _judge_commit(result: bridge.CommitResult, boots: dict[int, str]) -> bridge.
     raise ProblemError(Code.STATE_UNKNOWN, detail, ranks=ranks, caches=result.caches)
 
 
-async def _settle(
-    link: EngineLink, boots: dict[int, str], prepared: Prepared, version: int, cause: ProblemError
+async def settle(
+    link: EngineLink, boots: Mapping[int, str], prepared: Prepared, version: int, cause: ProblemError
 ) -> bridge.CommitResult:
-    """Find out how a commit ended whose answer was lost; every rank has to say the same."""
+    """Find out how a commit ended whose answer was lost; every rank has to say the same.
+
+    Raises commit_undone, state_unknown.
+    """
     clock = asyncio.get_running_loop().time
     idle_since = begun = clock()
     while clock() - begun < link.settle_s:
@@ -138,7 +142,7 @@ def _reconstructed(prepared: Prepared) -> bridge.CommitResult:
     )
 
 
-def _foreign(ranks: tuple[RankReport, ...], boots: dict[int, str]) -> bool:
+def _foreign(ranks: tuple[RankReport, ...], boots: Mapping[int, str]) -> bool:
     """Whether an answer comes from a worker that is not the one that was attached."""
     return any(boots.get(rank.rank) != rank.boot for rank in ranks)
 

@@ -5,6 +5,7 @@ import contextlib
 import signal
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from app.engine_log import doing, last_lines
 from app.guide import Guide
 from app.listen import listen, require_free, url_of
 from app.progress import progress_on
+from app.service import Service
 from app.settings import Settings
 from app.supervisor import EngineCommand, Supervisor, make_secret
 from schemas.status import Progress
@@ -27,6 +29,11 @@ ENGINE_GRACE_S = 20
 """For vLLM to end by itself."""
 LAST_GRACE_S = 5
 """For whoever still waited for the engine. All three stay below the minute in which a service must end."""
+RESTARTS = 5
+"""How often an engine is started again within `RESTARTS_WITHIN_S` seconds before the service ends."""
+RESTARTS_WITHIN_S = 900
+RESTART_PAUSE_S = 2
+"""To wait before a start, for each of the latest restarts."""
 POLL_S = 0.5
 LOG_LINES = 30
 
@@ -39,6 +46,8 @@ class ManagedEngine:
     host: str
     port: int
     secret_file: Path
+    record: Path
+    """Where the running engine is written down, for an admin that comes after this one."""
     command: EngineCommand
 
 
@@ -60,8 +69,11 @@ class Foreground:
         self._settings = settings
         self._engine = engine
         self._console = console
-        self._supervisor = Supervisor(engine.command) if engine else None
+        self._service: Service = app.state.service
+        self._supervisor = Supervisor(engine.command, engine.record) if engine else None
         self._progress: Progress | None = None
+        self._was_ready = False
+        self._restarts: deque[float] = deque(maxlen=RESTARTS)
         self._server = _Server(
             uvicorn.Config(
                 app,
@@ -78,7 +90,7 @@ class Foreground:
         Raises AddressError if an address is taken.
         """
         stop = asyncio.create_task(_signalled())
-        if self._engine:
+        if self._engine and self._supervisor and not await self._taken_over(self._supervisor):
             require_free(self._engine.host, self._engine.port)
         listener = listen(self._settings.host, self._settings.port)
         admin = asyncio.create_task(self._server.serve(sockets=[listener]))
@@ -107,31 +119,75 @@ class Foreground:
                 return False
         return True
 
+    async def _taken_over(self, supervisor: Supervisor) -> bool:
+        """Whether an engine was left by an admin that was killed; one of another command is ended."""
+        if supervisor.adopt():
+            return True
+        await supervisor.stop(ENGINE_GRACE_S)
+        return False
+
     async def _until_the_end(self, admin: asyncio.Task[None], stop: asyncio.Task[None], port: int) -> int:
-        ends: set[asyncio.Task[None] | asyncio.Task[int]] = {admin, stop}
         if self._engine is None or self._supervisor is None:
             self._say(f"engine: {self._settings.engine_url} (attached)")
-            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({admin, stop}, return_when=asyncio.FIRST_COMPLETED)
             return 0 if stop.done() else 1
-        make_secret(self._engine.secret_file)
-        await self._supervisor.start()
-        self._say(f"engine: process {self._supervisor.pid}, log in {self._engine.command.log}")
-        died = asyncio.create_task(self._supervisor.wait())
-        guide = asyncio.create_task(self._lead_in(self._engine, port))
-        try:
-            await asyncio.wait({*ends, died}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            guide.cancel()
-            await asyncio.wait({guide})
-        if died.done() and not stop.done():
-            self._report_death(self._engine, died.result())
-        died.cancel()
+        while await self._one_engine({admin, stop}, self._engine, self._supervisor, port):
+            pass
         return 0 if stop.done() else 1
+
+    async def _one_engine(
+        self, ends: set[asyncio.Task[None]], engine: ManagedEngine, supervisor: Supervisor, port: int
+    ) -> bool:
+        """Run an engine until it ends, or has to; whether another one should follow."""
+        if supervisor.running:
+            self._say(f"engine: process {supervisor.pid}, taken over from an admin that was killed")
+            self._was_ready = True  # once; should it be no more, another one may follow
+        else:
+            if not self._restarts:  # later ones get the same, also if the disk is full by then
+                make_secret(engine.secret_file)
+            await supervisor.start()
+            self._say(f"engine: process {supervisor.pid}, log in {engine.command.log}")
+        died = asyncio.create_task(supervisor.wait())
+        lost = asyncio.create_task(self._lost())
+        guide = asyncio.create_task(self._lead_in(engine, port))
+        try:
+            await asyncio.wait({*ends, died, lost}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (guide, lost):
+                task.cancel()
+            await asyncio.wait({guide, lost})
+        if any(end.done() for end in ends):
+            died.cancel()
+            return False
+        if died.done():
+            self._report_death(engine, died.result())
+        else:
+            self._say("the state of the engine's weights is unknown")
+        return await self._may_restart(supervisor, ends)
+
+    async def _may_restart(self, supervisor: Supervisor, ends: set[asyncio.Task[None]]) -> bool:
+        """End what is left of the engine; whether to start another one, after a while that grows."""
+        await supervisor.stop(ENGINE_GRACE_S)
+        now = time.monotonic()
+        full = len(self._restarts) == RESTARTS and now - self._restarts[0] < RESTARTS_WITHIN_S
+        if not self._was_ready or full:
+            return False
+        recent = sum(now - one < RESTARTS_WITHIN_S for one in self._restarts)
+        self._restarts.append(now)
+        self._service.link.expect_another()
+        self._say("starting the engine again")
+        await asyncio.wait(ends, timeout=RESTART_PAUSE_S * recent, return_when=asyncio.FIRST_COMPLETED)
+        return not any(end.done() for end in ends)
+
+    async def _lost(self) -> None:
+        """Returns when nobody knows any more what the engine runs, so that only a new one helps."""
+        while not self._service.link.unknown:  # noqa: ASYNC110 - looked at beside much else, and never urgent
+            await asyncio.sleep(POLL_S)
 
     async def _lead_in(self, engine: ManagedEngine, port: int) -> None:
         """Show progress until the engine is ready, then what can be tried."""
         guide = Guide(self._app, self._settings, port)
-        self._app.state.service.progress = lambda: self._progress
+        self._service.progress = lambda: self._progress
         begun = time.monotonic()
         screen = progress_on(self._console)
         try:
@@ -143,6 +199,10 @@ class Foreground:
         finally:
             self._progress = None
             screen.close()
+        again, self._was_ready = self._was_ready, True
+        if again:
+            self._say(f"ready again at version {version}")
+            return
         try:
             lines = await guide.lines(url_of(engine.host, engine.port), engine.model, version)
         except OSError as error:
@@ -150,9 +210,10 @@ class Foreground:
         for line in lines:
             self._say(line)
 
-    def _report_death(self, engine: ManagedEngine, status: int) -> None:
+    def _report_death(self, engine: ManagedEngine, status: int | None) -> None:
         errors = Console(stderr=True, markup=False, highlight=False, soft_wrap=True)
-        errors.print(f"the engine ended with status {status}; the end of {engine.command.log}:")
+        how = "" if status is None else f" with status {status}"
+        errors.print(f"the engine ended{how}; the end of {engine.command.log}:")
         for line in last_lines(engine.command.log, LOG_LINES):
             errors.print(f"  {line}")
 

@@ -13,12 +13,23 @@ import httpx
 from fastapi import Depends, FastAPI, Request
 
 from app.access import load_token
+from app.base import Base
+from app.baselines import Baselines
+from app.blobs import Blobs
+from app.books import Books
 from app.changes import Changes
+from app.database import Database
+from app.digests import VersionDigests
 from app.engine import EngineClient
+from app.failpoints import Failpoints
 from app.idempotency import Replies
+from app.journal import Journal
 from app.ledger import Ledger
 from app.link import EngineLink
 from app.metrics import Metrics
+from app.operations import Operations
+from app.recovery import Recovery
+from app.rewind import Rewind
 from app.settings import Settings
 from app.staging import Staging
 from app.tasks import Tasks
@@ -42,21 +53,58 @@ class Service:
         """How the start of a managed engine is going; whoever starts one puts it here."""
         self.metrics = Metrics()
         self.tasks = Tasks()
-        self.replies = Replies(settings.idempotency_keys)
+        failpoints = Failpoints()
+        self.journal = Journal(Database(settings.ledger_file, failpoints))
+        self.replies = Replies(settings.idempotency_keys, self.journal)
         self.ledger = Ledger()
-        self.transactions = Transactions(settings)
-        self.client = EngineClient(settings, transport)
-        self.link = EngineLink(self.client, self.ledger, settings)
+        self.transactions = Transactions(settings, self.journal)
+        self.operations = Operations(self.journal, self.tasks, settings.operations)
+        self.client = EngineClient(settings, failpoints, transport)
+        self.link = EngineLink(self.client, settings)
         undo = UndoRoom(self.client, self.ledger, settings.undo_bytes)
         self.staging = Staging(settings)
-        self.changes = Changes(self.link, self.ledger, undo, self.staging, self.metrics)
+        self.blobs = Blobs(settings, self.ledger, failpoints)
+        self.baselines = Baselines(self.journal, self.ledger, self.blobs, settings.undo_bytes)
+        self._base = Base()
+        books = Books(self.journal, self.ledger, self.blobs, self.transactions, self.operations, self.replies)
+        rewind = Rewind(self.ledger, self._base, self.blobs)
+        self._digests = VersionDigests(self.link, self.ledger, self.journal)
+        self.changes = Changes(
+            self.link,
+            self.ledger,
+            books,
+            self.blobs,
+            rewind,
+            self._digests,
+            undo,
+            self.staging,
+            self.metrics,
+        )
+        self.recovery = Recovery(
+            self.link,
+            self.ledger,
+            self.journal,
+            books,
+            self.blobs,
+            self._base,
+            self._digests,
+            self.changes,
+            self.transactions,
+            self.staging,
+        )
+        self.link.recover = self.recovery.recover
 
     @asynccontextmanager
     async def running(self, app: FastAPI) -> AsyncIterator[None]:
-        """The app's lifespan: make folders, find the engine, let transactions expire."""
+        """The app's lifespan: open the ledger, find the engine, let transactions expire."""
         self.token = await asyncio.to_thread(load_token, self.settings)
+        await asyncio.to_thread(_make, self.settings.state_dir)
+        await self._remember()
         await asyncio.to_thread(_empty, self.settings.staged_dir, self.settings.read_dir)
-        background = [asyncio.create_task(self.link.watch()), asyncio.create_task(self._sweep())]
+        background = [
+            asyncio.create_task(work)
+            for work in (self.link.watch(), self._sweep(), self._digests.record_for_ever())
+        ]
         try:
             yield
         finally:
@@ -65,6 +113,29 @@ class Service:
                 task.cancel()
             await asyncio.wait(background)
             await self.client.close()
+            await self.journal.close()
+
+    async def _remember(self) -> None:
+        """Take over what an earlier process wrote down; a damaged ledger is said and not built on."""
+        try:
+            await asyncio.to_thread(_require_whole, self.settings)
+            found = await self.journal.open()
+            if found.versions:
+                self.ledger.begin(found.ledger, found.versions, found.baselines)
+            else:
+                self.ledger.id = found.ledger
+            intent = found.intent
+            await self.blobs.begin(intent.uploads if intent else ())
+            await self.transactions.begin(found.transactions, intent.change.transaction if intent else None)
+            await self.operations.begin(found.operations, intent.operation if intent else None)
+        except ProblemError as error:
+            if error.code is not Code.LEDGER_DAMAGED:
+                raise
+            _log.error("%s", error.detail)
+            self.link.give_up(error)
+            return
+        self.replies.begin(found.replies)
+        self._base.record, self.recovery.replayed = found.base, found.replayed
 
     async def ready_version(self) -> int:
         """The version that the engine was just seen to serve.
@@ -101,6 +172,17 @@ async def _service(request: Request) -> Service:
 
 ServiceDep = Annotated[Service, Depends(_service)]
 """The app's service, as a parameter of a route."""
+
+
+def _require_whole(settings: Settings) -> None:
+    """Raises ledger_damaged if there is something that only a ledger could tell the meaning of."""
+    if not settings.ledger_file.exists() and settings.blob_dir.is_dir() and any(settings.blob_dir.iterdir()):
+        name = settings.ledger_file.name
+        raise ProblemError(Code.LEDGER_DAMAGED, f"{name} is gone, though there are uploads of its versions.")
+
+
+def _make(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
 
 def _empty(*folders: Path) -> None:

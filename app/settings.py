@@ -22,7 +22,7 @@ class Settings(BaseSettings):
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8001
     state_dir: Path = Path(".graft")
-    """Staged uploads and read-backs; must be readable and writable by the engine too."""
+    """Ledger, uploads and read-backs; must be readable and writable by the engine too."""
 
     engine_url: str = "http://127.0.0.1:8000"
     engine_secret_file: Path | None = None
@@ -44,6 +44,10 @@ class Settings(BaseSettings):
     """All uploads of open transactions together."""
     undo_bytes: Bytes = ByteSize(16 * GIB)
     """Undo that the engine holds, per rank."""
+    blob_bytes: Bytes = ByteSize(256 * GIB)
+    """Uploads of committed versions, kept to rebuild these; those that nothing needs go, oldest first."""
+    kept_versions: Annotated[int, Field(gt=0)] = 1000
+    """Of how many different versions, at most, the uploads are kept beside those that must be."""
 
     body_idle_s: Seconds = 30
     """Longest silence within an upload."""
@@ -80,11 +84,23 @@ class Settings(BaseSettings):
     """How many ended transactions stay readable."""
     idempotency_keys: Annotated[int, Field(gt=0)] = 10_000
     """How many answers are kept for repeated requests."""
+    operations: Annotated[int, Field(gt=0)] = 1000
+    """How many ended operations stay readable."""
 
     @property
     def staged_dir(self) -> Path:
         """Where uploads are received; absolute, since the engine opens files there."""
         return self.state_dir.absolute() / "staged"
+
+    @property
+    def blob_dir(self) -> Path:
+        """Where uploads of committed versions are kept, named by their digests."""
+        return self.state_dir.absolute() / "blobs"
+
+    @property
+    def ledger_file(self) -> Path:
+        """The ledger's database."""
+        return self.state_dir.absolute() / "ledger.sqlite"
 
     @property
     def read_dir(self) -> Path:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import os
 import secrets
 import shutil
@@ -11,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from app.processes import ProcessRecord
 from app.supported import InstalledVllm
 from schemas.bridge import PREFIX
 
@@ -22,6 +24,12 @@ QUIET_ROUTES = f"{PREFIX}/state,/health"
 """Asked every second; in vLLM's access log they would bury everything else."""
 OWNED_FLAGS = ("--model", "--host", "--port", "--worker-extension-cls")
 """vLLM's flags that Graft sets itself."""
+
+
+_log = logging.getLogger(__name__)
+
+_LOOK_S = 0.2
+"""How often to see whether an engine that is not our child still runs."""
 
 
 class EngineStartError(Exception):
@@ -95,16 +103,32 @@ def make_secret(path: Path) -> None:
 
 
 class Supervisor:
-    """One run of the engine, as a process group of its own."""
+    """The engine as a process group of its own: started, or taken over from an admin that was killed.
 
-    def __init__(self, command: EngineCommand) -> None:
+    `record` is the file in which a running engine is written down.
+    """
+
+    def __init__(self, command: EngineCommand, record: Path) -> None:
         self._command = command
-        self._process: asyncio.subprocess.Process | None = None
+        self._record = record
+        self._child: asyncio.subprocess.Process | None = None
+        self._known: ProcessRecord | None = None
+
+    def adopt(self) -> bool:
+        """Take over the engine that an earlier admin left running with the same command.
+
+        One with another command is ended by the next `stop`.
+        """
+        found = ProcessRecord.read(self._record)
+        if found is None or not found.alive:
+            return False
+        self._known = found
+        return found.argv == self._command.argv
 
     async def start(self) -> None:
         """Start the child with its output going to the log file, which is begun anew."""
         with self._command.log.open("wb") as log:
-            self._process = await asyncio.create_subprocess_exec(
+            self._child = await asyncio.create_subprocess_exec(
                 *self._command.argv,
                 env=self._command.env,
                 stdin=asyncio.subprocess.DEVNULL,
@@ -113,36 +137,52 @@ class Supervisor:
                 # Ctrl-C in a terminal reaches Graft alone, which then ends the engine in order.
                 start_new_session=True,
             )
+        try:
+            self._known = ProcessRecord.of(self._child.pid, self._command.argv)
+            await asyncio.to_thread(self._known.write, self._record)
+        except ProcessLookupError:
+            pass  # it ended at once, which `wait` will tell
+        except OSError:
+            _log.exception("if this service is killed, its engine will have to be ended by hand")
+
+    @property
+    def running(self) -> bool:
+        """Whether there is an engine that has not been stopped."""
+        return self._child is not None or self._known is not None
 
     @property
     def pid(self) -> int:
-        """Process id of the child, which is also the id of its group."""
-        return self._running.pid
+        """Process id of the engine, which is also the id of its group."""
+        if self._child is not None:
+            return self._child.pid
+        if self._known is None:
+            raise RuntimeError("the engine was not started")
+        return self._known.pid
 
-    async def wait(self) -> int:
-        """Exit status of the child once it has ended."""
-        return await self._running.wait()
+    async def wait(self) -> int | None:
+        """Exit status of the engine once it has ended; none if it was not our child."""
+        if self._child is not None:
+            return await self._child.wait()
+        while self._known is not None and self._known.alive:  # noqa: ASYNC110 - nobody tells us
+            await asyncio.sleep(_LOOK_S)
+        return None
 
     async def stop(self, grace_s: float) -> None:
         """End the whole group: SIGTERM, and SIGKILL to whoever is left after `grace_s` seconds.
 
-        Does nothing if the child was never started.
+        Does nothing if there is no engine.
         """
-        if self._process is None:
+        if not self.running:
             return
         self._signal(signal.SIGTERM)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._process.wait(), grace_s)
+            await asyncio.wait_for(self.wait(), grace_s)
         # Workers can outlive the API server, so this is right after its end too.
         self._signal(signal.SIGKILL)
-        await self._process.wait()
+        await self.wait()
+        self._child = self._known = None
+        await asyncio.to_thread(self._record.unlink, missing_ok=True)
 
     def _signal(self, number: signal.Signals) -> None:
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
-
-    @property
-    def _running(self) -> asyncio.subprocess.Process:
-        if self._process is None:
-            raise RuntimeError("the engine was not started")
-        return self._process

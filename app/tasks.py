@@ -15,10 +15,14 @@ class Tasks:
 
     async def finish(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Wait for `work`; being cancelled cancels the waiting, not the work."""
+        return await asyncio.shield(self.start(work))
+
+    def start(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
+        """Begin `work`, which nobody has to wait for."""
         task = asyncio.create_task(work)
         self._running.add(task)
         task.add_done_callback(self._done)
-        return await asyncio.shield(task)
+        return task
 
     async def drain(self) -> None:
         """Wait until everything has ended."""

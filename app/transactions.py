@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
+from app.journal import Journal
 from app.settings import Settings
 from loaders.staged import StagedFile
 from schemas import transactions as wire
@@ -69,6 +70,22 @@ class Transaction:
         self._deadline = time.monotonic() + expires_in_s
         self._accepted = 0
         self._nbytes = 0
+        self.past: wire.Transaction | None = None
+        """What an earlier process knew of it, if it is one of its."""
+
+    @staticmethod
+    def of_the_past(view: wire.Transaction) -> "Transaction":
+        """One that an earlier process knew; its files are gone."""
+        options = TransactionOptions(
+            base_version=view.base_version,
+            in_flight=view.in_flight,
+            label=view.label,
+            allow_nonfinite=view.allow_nonfinite,
+        )
+        past = Transaction(options, 0)
+        past.id, past.state, past.past = view.id, view.state, view
+        past.receipt, past.problem = view.receipt, view.problem
+        return past
 
     @property
     def overdue(self) -> bool:
@@ -77,6 +94,8 @@ class Transaction:
 
     def require(self, allowed: Iterable[State]) -> None:
         """Raises transaction_expired or transaction_state unless in one of the `allowed` states."""
+        if self.state is State.INTERRUPTED:
+            raise ProblemError(Code.INTERRUPTED, "The service was restarted; open a new transaction.")
         if self.state is State.EXPIRED or self.overdue:
             raise ProblemError(Code.TRANSACTION_EXPIRED, "Open a new transaction.")
         if self.state not in allowed:
@@ -94,6 +113,12 @@ class Transaction:
                 Code.TRANSACTION_STATE, f"The transaction is {self.state}, not ready to be {state}."
             )
         self.state = state
+
+    def turn_out(self, state: State, receipt: wire.Receipt | None, problem: Problem | None) -> None:
+        """How a commit ended, as the ledger now says; what was thought of it before does not count."""
+        if self.state not in (State.COMMITTING, State.FAILED):
+            raise ValueError(f"a transaction that is {self.state} has no commit to turn out")
+        self.state, self.receipt, self.problem = state, receipt, problem
 
     def add(self, accepted: Accepted) -> tuple[wire.Upload, list[StagedFile]]:
         """Put an upload last; what was said about it, and files that are no longer needed.
@@ -122,6 +147,9 @@ class Transaction:
 
     def view(self) -> wire.Transaction:
         """The transaction on the wire."""
+        if self.past is not None:
+            update = {"state": self.state, "receipt": self.receipt, "problem": self.problem}
+            return self.past.model_copy(update=update)
         return wire.Transaction(
             id=self.id,
             state=State.EXPIRED if self.overdue else self.state,
@@ -142,9 +170,20 @@ class Transaction:
 class Transactions:
     """All transactions that are live, and the latest of those that have ended."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, journal: Journal) -> None:
         self._settings = settings
+        self._journal = journal
         self._all: dict[str, Transaction] = {}
+
+    async def begin(self, views: Iterable[wire.Transaction], in_doubt: str | None) -> None:
+        """Take over what an earlier process left: what was open is interrupted, but for `in_doubt`."""
+        past = [Transaction.of_the_past(view) for view in views]
+        self._all = {one.id: one for one in past}
+        live = self.live()
+        for one in live:
+            one.state = State.COMMITTING if one.id == in_doubt else State.INTERRUPTED
+        if live:
+            await self._journal.try_put([one.view() for one in live])
 
     def check(self, options: TransactionOptions) -> float:
         """How long such a transaction stays open; raises not_supported, bad_value, staged_budget."""
@@ -159,12 +198,28 @@ class Transactions:
             raise ProblemError(Code.STAGED_BUDGET, "Too many transactions are open; commit or abort some.")
         return expires_in_s
 
-    def open(self, options: TransactionOptions) -> Transaction:
-        """A new transaction; raises what `check` does."""
+    async def open(self, options: TransactionOptions) -> Transaction:
+        """A new transaction; raises what `check` does, and disk_full."""
         transaction = Transaction(options, self.check(options))
+        ended = [one for one in self._all.values() if one.state not in LIVE]
+        forgotten = ended[: max(0, len(ended) - self._settings.ended_transactions)]
         self._all[transaction.id] = transaction
-        self._forget_ended()
+        try:
+            await self._journal.put([transaction.view()], [one.view() for one in forgotten])
+        except BaseException:
+            del self._all[transaction.id]
+            raise
+        for one in forgotten:
+            self._all.pop(one.id, None)
         return transaction
+
+    async def note_end(self, transaction: Transaction) -> None:
+        """Remember how one ended, beyond this process if that can be."""
+        await self._journal.try_put([transaction.view()])
+
+    def find(self, id: str | None) -> Transaction | None:
+        """One transaction, if it is remembered."""
+        return None if id is None else self._all.get(id)
 
     def get(self, id: str) -> Transaction:
         """One transaction; raises unknown_transaction."""
@@ -179,11 +234,6 @@ class Transactions:
     def live(self) -> list[Transaction]:
         """Those that have not ended."""
         return [one for one in self._all.values() if one.state in LIVE]
-
-    def _forget_ended(self) -> None:
-        ended = [one for one in self._all.values() if one.state not in LIVE]
-        for one in ended[: max(0, len(ended) - self._settings.ended_transactions)]:
-            del self._all[one.id]
 
 
 def preparation(prepared: Prepared) -> wire.Preparation:

@@ -53,12 +53,14 @@ class Code(StrEnum):
     UNKNOWN_EXPERT = "unknown_expert"
     UNKNOWN_VERSION = "unknown_version"
     UNKNOWN_BASELINE = "unknown_baseline"
+    UNKNOWN_OPERATION = "unknown_operation"
     # when it was sent
     BUSY = "busy"
     IN_PROGRESS = "in_progress"
     IDEMPOTENCY_MISMATCH = "idempotency_mismatch"
     TRANSACTION_STATE = "transaction_state"
     TRANSACTION_EXPIRED = "transaction_expired"
+    INTERRUPTED = "interrupted"
     VERSION_MOVED = "version_moved"
     PRECONDITION_FAILED = "precondition_failed"
     VERSION_NOT_HELD = "version_not_held"
@@ -67,6 +69,7 @@ class Code(StrEnum):
     # what there is no room for
     STAGED_BUDGET = "staged_budget"
     UNDO_BUDGET = "undo_budget"
+    BLOB_BUDGET = "blob_budget"
     DISK_FULL = "disk_full"
     # what the engine did
     NOT_SUPPORTED = "not_supported"
@@ -75,6 +78,8 @@ class Code(StrEnum):
     PREPARE_FAILED = "prepare_failed"
     COMMIT_UNDONE = "commit_undone"
     STATE_UNKNOWN = "state_unknown"
+    BASE_CHANGED = "base_changed"
+    LEDGER_DAMAGED = "ledger_damaged"
     INTERNAL = "internal"
 
 
@@ -116,11 +121,13 @@ STATUS: dict[Code, tuple[int, str]] = {
     Code.UNKNOWN_EXPERT: (404, "There is no such expert"),
     Code.UNKNOWN_VERSION: (404, "There is no such version"),
     Code.UNKNOWN_BASELINE: (404, "There is no such baseline"),
+    Code.UNKNOWN_OPERATION: (404, "There is no such operation"),
     Code.BUSY: (409, "Another commit or rollback is under way"),
     Code.IN_PROGRESS: (409, "The first request with this idempotency key still runs"),
     Code.IDEMPOTENCY_MISMATCH: (422, "The idempotency key was used for another request"),
     Code.TRANSACTION_STATE: (409, "The transaction is not in a state that allows this"),
     Code.TRANSACTION_EXPIRED: (410, "The transaction has expired"),
+    Code.INTERRUPTED: (410, "A restart of the service ended it"),
     Code.VERSION_MOVED: (409, "The version has moved on"),
     Code.PRECONDITION_FAILED: (412, "If-Match does not name the current version"),
     Code.VERSION_NOT_HELD: (409, "What rolling back to that version needs is no longer held"),
@@ -128,6 +135,7 @@ STATUS: dict[Code, tuple[int, str]] = {
     Code.STATE_IN_USE: (409, "Another admin process uses this state folder"),
     Code.STAGED_BUDGET: (507, "The budget for staged bytes is used up"),
     Code.UNDO_BUDGET: (507, "The budget for undo bytes is used up"),
+    Code.BLOB_BUDGET: (507, "The budget for the uploads of committed versions is used up"),
     Code.DISK_FULL: (507, "The disk is full"),
     Code.NOT_SUPPORTED: (422, "This is not supported"),
     Code.ENGINE_UNAVAILABLE: (503, "The engine does not answer"),
@@ -135,6 +143,8 @@ STATUS: dict[Code, tuple[int, str]] = {
     Code.PREPARE_FAILED: (503, "The engine could not prepare the transaction"),
     Code.COMMIT_UNDONE: (503, "The commit failed and was undone"),
     Code.STATE_UNKNOWN: (500, "The state of the engine's weights is unknown"),
+    Code.BASE_CHANGED: (503, "The base checkpoint is not the one that the history began with"),
+    Code.LEDGER_DAMAGED: (503, "What the service keeps on disk is damaged"),
     Code.INTERNAL: (500, "Graft failed"),
 }
 """HTTP status and title of every code."""

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Path, Response
 
 from app.bodies import JsonRoute
 from app.ledger import BaselineRecord
-from app.openapi import json_parameters, problems
+from app.openapi import UNREADY, json_parameters, problems
 from app.service import ServiceDep
 from schemas.problems import Code
 from schemas.versions import Baseline, BaselineName, BaselineRequest, Baselines
@@ -32,20 +32,20 @@ async def get_baseline(name: Name, service: ServiceDep) -> Baseline:
     "/{name}",
     response_model=Baseline,
     openapi_extra=json_parameters(),
-    responses=problems(Code.VERSION_NOT_HELD, Code.UNDO_BUDGET, Code.STATE_UNKNOWN),
+    responses=problems(Code.VERSION_NOT_HELD, Code.UNDO_BUDGET, Code.BLOB_BUDGET, Code.DISK_FULL, *UNREADY),
 )
 async def put_baseline(name: Name, service: ServiceDep, request: BaselineRequest | None = None) -> Baseline:
     """Name a version, else the current one: what rolling back to it needs is kept until the name goes."""
     service.link.require_known()
     asked = request.version if request else None
     version = service.ledger.current.version if asked is None else asked
-    return _view(service.ledger.set_baseline(name, version, service.settings.undo_bytes))
+    return _view(await service.baselines.put(name, version))
 
 
 @router.delete("/{name}", status_code=204, responses=problems(Code.UNKNOWN_BASELINE))
 async def delete_baseline(name: Name, service: ServiceDep) -> Response:
     """Let the name go; its version stays in the history."""
-    service.ledger.delete_baseline(name)
+    await service.baselines.delete(name)
     return Response(status_code=204)
 
 

@@ -2,7 +2,7 @@
 
 from fastapi import APIRouter, Response
 
-from app.openapi import problems
+from app.openapi import UNREADY, problems
 from app.problems import respond
 from app.service import ServiceDep
 from schemas.problems import Code, ProblemError
@@ -22,7 +22,7 @@ async def live() -> Alive:
 @router.get(
     "/health/ready",
     response_model=Ready,
-    responses=problems(Code.ENGINE_UNAVAILABLE, Code.RECOVERING, Code.STATE_UNKNOWN, statuses=_UNREADY),
+    responses=problems(*UNREADY, statuses=_UNREADY),
 )
 async def ready(service: ServiceDep) -> Ready | Response:
     """200 only if the engine answered in time and runs the current version."""

@@ -23,6 +23,7 @@ async def status(service: ServiceDep) -> Status:
         storage=Rooms(
             staged=Room(used=service.staging.budget.used, budget=settings.staged_bytes),
             undo=Room(used=service.changes.undo.used, budget=settings.undo_bytes),
+            kept=Room(used=service.blobs.used, budget=settings.blob_bytes),
         ),
         engine=_engine(service),
     )
@@ -40,8 +41,9 @@ async def metrics(service: ServiceDep) -> Response:
         "open_transactions": len(service.transactions.live()),
         "staged_bytes": service.staging.budget.used,
         "undo_bytes": service.changes.undo.used,
+        "kept_bytes": service.blobs.used,
         "engine_up": service.link.reachable,
-        "state_unknown": service.link.unknown is not None,
+        "state_unknown": service.link.unknown,
     }
     return Response(service.metrics.render(gauges), media_type=CONTENT_TYPE_LATEST)
 
@@ -69,5 +71,5 @@ def _engine(service: Service) -> EngineStatus:
             )
             for rank in (last.ranks if last else ())
         ),
-        progress=service.progress(),
+        progress=service.recovery.progress or service.progress(),
     )

@@ -4,12 +4,15 @@ from typing import Annotated
 
 from fastapi import APIRouter, Header, Response
 
-from app.bodies import JsonRoute
-from app.openapi import COMMIT, json_parameters, problems, tagged
+from app.bodies import JsonRoute, TicketDep
+from app.openapi import COMMIT, accepted, json_parameters, problems, tagged
+from app.operations import Asker
 from app.preconditions import check_base, etag, parse_if_match
+from app.routes.operations import Prefer, followed, wants_async
 from app.service import ServiceDep
 from app.transactions import IDLE, preparation
 from schemas import transactions as wire
+from schemas.operations import OperationKind
 from schemas.problems import Code
 from schemas.transactions import Nothing, State, TransactionOptions
 
@@ -33,7 +36,7 @@ async def open_transaction(
     service.link.require_known()
     options = options or TransactionOptions()
     check_base(options.base_version, service.ledger.current.version)
-    transaction = service.transactions.open(options)
+    transaction = await service.transactions.open(options)
     response.headers["location"] = f"/v1/transactions/{transaction.id}"
     return transaction.view()
 
@@ -80,14 +83,28 @@ async def prepare_transaction(
 @router.post(
     "/{id}/commit",
     response_model=wire.Receipt,
-    openapi_extra=json_parameters(if_match=True),
-    responses=tagged("What was done.") | problems(Code.UNKNOWN_TRANSACTION, *COMMIT),
+    openapi_extra=json_parameters(if_match=True, prefer=True),
+    responses=tagged("What was done.") | accepted() | problems(Code.UNKNOWN_TRANSACTION, *COMMIT),
 )
 async def commit_transaction(
-    id: str, service: ServiceDep, response: Response, nothing: Nothing | None = None, if_match: IfMatch = None
-) -> wire.Receipt:
+    id: str,
+    service: ServiceDep,
+    response: Response,
+    ticket: TicketDep,
+    nothing: Nothing | None = None,
+    if_match: IfMatch = None,
+    prefer: Prefer = None,
+) -> wire.Receipt | Response:
     """All ranks or none. The receipt stays readable under the transaction."""
-    transaction = service.transactions.get(id)
-    receipt = await service.changes.commit(transaction, parse_if_match(if_match))
+    transaction, expected = service.transactions.get(id), parse_if_match(if_match)
+
+    async def commit(asker: Asker) -> wire.Receipt:
+        return await service.changes.commit(transaction, expected, asker)
+
+    if wants_async(prefer):
+        transaction.require(IDLE)
+        service.changes.require_idle()
+        return followed(await service.operations.start(OperationKind.COMMIT, id, commit))
+    receipt = await commit(Asker(ticket))
     response.headers["etag"] = etag(receipt.version)
     return receipt

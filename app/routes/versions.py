@@ -4,14 +4,17 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Response
 
-from app.bodies import JsonRoute
+from app.bodies import JsonRoute, TicketDep
 from app.ledger import Ledger, VersionRecord
-from app.openapi import COMMIT, json_parameters, problems, tagged
+from app.openapi import COMMIT, accepted, json_parameters, problems, tagged
+from app.operations import Asker
 from app.preconditions import etag, parse_if_match
+from app.routes.operations import Prefer, followed, wants_async
 from app.routes.transactions import IfMatch
 from app.service import ServiceDep
 from schemas import versions as wire
 from schemas.base import Version
+from schemas.operations import OperationKind
 from schemas.problems import Code, ProblemError
 from schemas.transactions import Receipt
 
@@ -22,8 +25,7 @@ router = APIRouter(prefix="/v1", tags=["versions"], route_class=JsonRoute)
 async def list_versions(service: ServiceDep) -> wire.Versions:
     """The history, oldest first, and what of it can be rolled back to."""
     ledger = service.ledger
-    lowest = ledger.lowest_reachable()
-    entries = tuple(wire.VersionEntry(**_entry(ledger, record, lowest)) for record in ledger.records())
+    entries = tuple(wire.VersionEntry(**_entry(ledger, record)) for record in ledger.records())
     return wire.Versions(ledger=ledger.id, current=ledger.current.version, versions=entries)
 
 
@@ -37,7 +39,7 @@ async def current_version(service: ServiceDep, response: Response) -> wire.Curre
     ledger = service.ledger
     record = ledger.current
     response.headers["etag"] = etag(record.version)
-    entry = _entry(ledger, record, ledger.lowest_reachable())
+    entry = _entry(ledger, record)
     return wire.CurrentVersion(**entry, receipt=record.receipt, ledger=ledger.id)
 
 
@@ -47,24 +49,37 @@ async def get_version(
 ) -> wire.VersionDetail:
     """One version with its receipt."""
     record = service.ledger.get(n)
-    entry = _entry(service.ledger, record, service.ledger.lowest_reachable())
+    entry = _entry(service.ledger, record)
     return wire.VersionDetail(**entry, receipt=record.receipt)
 
 
 @router.post(
     "/rollback",
     response_model=Receipt,
-    openapi_extra=json_parameters(if_match=True),
-    responses=tagged("What was done.") | problems(*COMMIT),
+    openapi_extra=json_parameters(if_match=True, prefer=True),
+    responses=tagged("What was done.") | accepted() | problems(*COMMIT),
 )
 async def rollback(
-    request: wire.RollbackRequest, service: ServiceDep, response: Response, if_match: IfMatch = None
-) -> Receipt:
+    request: wire.RollbackRequest,
+    service: ServiceDep,
+    response: Response,
+    ticket: TicketDep,
+    if_match: IfMatch = None,
+    prefer: Prefer = None,
+) -> Receipt | Response:
     """A new version with the weights of an old one, bit for bit."""
+    expected = parse_if_match(if_match)
     target = request.to_version
     if target is None:
         target = _baseline_version(service.ledger, request.to_baseline or "")
-    receipt = await service.changes.rollback(target, parse_if_match(if_match))
+
+    async def roll_back(asker: Asker) -> Receipt:
+        return await service.changes.rollback(target, expected, asker)
+
+    if wants_async(prefer):
+        service.changes.require_idle()
+        return followed(await service.operations.start(OperationKind.ROLLBACK, None, roll_back))
+    receipt = await roll_back(Asker(ticket))
     response.headers["etag"] = etag(receipt.version)
     return receipt
 
@@ -77,7 +92,7 @@ def _baseline_version(ledger: Ledger, name: str) -> int:
         raise ProblemError(Code.VERSION_NOT_HELD, error.detail) from error
 
 
-def _entry(ledger: Ledger, record: VersionRecord, lowest: int) -> dict[str, Any]:
+def _entry(ledger: Ledger, record: VersionRecord) -> dict[str, Any]:
     names = tuple(b.name for b in ledger.baselines() if b.version == record.version)
     return {
         "version": record.version,
@@ -87,7 +102,7 @@ def _entry(ledger: Ledger, record: VersionRecord, lowest: int) -> dict[str, Any]
         "restores": record.restores,
         "transaction": record.transaction,
         "label": record.label,
-        "held": ledger.nearest(record.version) >= lowest,
+        "held": ledger.held(record.version),
         "undo_nbytes": ledger.undo.get(record.version, 0),
         "baselines": names,
     }

@@ -132,6 +132,7 @@ async def describe(engine: Engine) -> EngineDescription:
         parallel=ranks[0].parallel,
         model=ranks[0].model,
         tensors=together(ranks),
+        checkpoint=ranks[0].checkpoint,
     )
 
 

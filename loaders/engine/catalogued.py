@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel
 
 from loaders.engine.atlas import NOT_LOADED
+from loaders.engine.checkpoint import local_folder
 from schemas.bridge import ParallelLayout
 from schemas.model import CheckpointTensor, ModelInfo, Treatment
 
@@ -20,6 +21,8 @@ class Catalogued(BaseModel):
 
     model: ModelInfo
     parallel: ParallelLayout
+    checkpoint: str
+    """The folder that the rank loaded the model from."""
     tensors: tuple[CheckpointTensor, ...]
 
 
@@ -43,6 +46,7 @@ def catalogued(config: "VllmConfig", tensors: tuple[CheckpointTensor, ...]) -> C
             data=parallel.data_parallel_size,
             expert=parallel.enable_expert_parallel,
         ),
+        checkpoint=str(local_folder(model).absolute()),
         tensors=tensors,
     )
 

@@ -7,7 +7,8 @@ import pytest
 
 from schemas.bridge import RankError
 from schemas.problems import Code
-from tests.fakes.admin import OCTETS, code, expert_body, q_proj_body, running, until
+from tests.fakes.admin import OCTETS, asleep, code, expert_body, q_proj_body, running, until
+from tests.fakes.engine import FakeEngine, Line
 
 pytestmark = pytest.mark.anyio
 
@@ -133,3 +134,60 @@ async def test_old_answers_make_room(tmp_path: Path) -> None:
         assert len(admin.service.transactions.all()) == 3
         await admin.http.post("/v1/transactions", headers={"idempotency-key": "0"})
         assert len(admin.service.transactions.all()) == 4
+
+
+async def test_answers_survive_a_restart(tmp_path: Path) -> None:
+    """A restarted service gives the first answer to the byte, and does nothing again."""
+    engine = FakeEngine()
+    keys = [{"idempotency-key": name} for name in ("open", "commit", "one-shot", "back")]
+    async with running(tmp_path, engine=engine) as admin:
+        opened = await admin.http.post("/v1/transactions", json={}, headers=keys[0])
+        transaction = opened.headers["location"]
+        await admin.upload(transaction)
+        first = [
+            opened,
+            await admin.http.post(f"{transaction}/commit", headers=keys[1]),
+            await admin.http.post("/v1/patches", content=q_proj_body(), headers=OCTETS | keys[2]),
+            await admin.http.post("/v1/rollback", json={"to_version": 0}, headers=keys[3]),
+        ]
+    async with running(tmp_path, engine=engine) as admin:
+        again = [
+            await admin.http.post("/v1/transactions", json={}, headers=keys[0]),
+            await admin.http.post(f"{transaction}/commit", headers=keys[1]),
+            await admin.http.post("/v1/patches", content=q_proj_body(), headers=OCTETS | keys[2]),
+            await admin.http.post("/v1/rollback", json={"to_version": 0}, headers=keys[3]),
+        ]
+        for one, other in zip(first, again, strict=True):
+            assert (one.status_code, one.content) == (other.status_code, other.content)
+            assert one.headers.get("etag") == other.headers.get("etag")
+        other_body = await admin.http.post("/v1/rollback", json={"to_version": 1}, headers=keys[3])
+        assert code(other_body) == "idempotency_mismatch"
+        assert await admin.version() == "3"
+
+
+async def test_a_commit_whose_answer_was_never_given_is_answered_after_a_restart(tmp_path: Path) -> None:
+    """The engine was changed, the admin ended before it knew: the key gets the receipt, not another."""
+    engine = FakeEngine()
+    line = Line(engine)
+    async with asleep(tmp_path, line, engine_settle_s=0.2) as admin:
+        await until(lambda: admin.settled)
+        line.cuts, line.then = {"commit": "after"}, "refused"
+        lost = await admin.http.post("/v1/patches", content=q_proj_body(), headers=OCTETS | KEY)
+        assert lost.status_code == 500
+    async with running(tmp_path, engine=engine) as admin:
+        answer = await admin.http.post("/v1/patches", content=q_proj_body(), headers=OCTETS | KEY)
+        assert (answer.status_code, answer.json()["version"], answer.headers["etag"]) == (200, "1", '"1"')
+        assert await admin.version() == "1"
+
+
+async def test_ten_parallel_retries_apply_once(tmp_path: Path) -> None:
+    """All of them get the receipt or are told to wait; one version is made."""
+    async with running(tmp_path) as admin:
+        tries = [
+            admin.http.post("/v1/patches", content=q_proj_body(), headers=OCTETS | KEY) for _ in range(10)
+        ]
+        answers = await asyncio.gather(*tries)
+        done = [answer for answer in answers if answer.status_code == 200]
+        assert {answer.json()["version"] for answer in done} == {"1"}
+        assert {code(answer) for answer in answers if answer not in done} <= {"in_progress"}
+        assert await admin.version() == "1"

@@ -54,5 +54,6 @@ async def test_a_restarted_engine_is_attached_again(tmp_path: Path) -> None:
         await admin.http.post(f"{transaction}/prepare")
         admin.engine.restart()
         await until(lambda: (e := admin.service.link.engine) and e.boots == {0: "boot-2-0"})
+        await until(lambda: admin.settled)
         assert (await admin.http.post(f"{transaction}/commit")).json()["version"] == "1"
         assert admin.engine.calls.count("prepare") == 2

@@ -188,15 +188,15 @@ async def test_a_baseline_of_what_is_not_held_is_409(tmp_path: Path) -> None:
         assert (await admin.http.get("/v1/baselines")).json()["baselines"] == []
 
 
-async def test_a_restart_adopts_the_version_that_the_engine_runs(tmp_path: Path) -> None:
-    """A new admin before a running engine goes on counting and can roll back what the engine still holds."""
+async def test_an_admin_adopts_the_version_that_the_engine_runs(tmp_path: Path) -> None:
+    """An admin that knows nothing of an engine goes on counting and can roll back what that holds."""
     engine = FakeEngine(ranks=2)
     base = bits(engine)
-    async with running(tmp_path, engine=engine) as admin:
+    async with running(tmp_path / "one", engine=engine) as admin:
         await admin.commit(seed=1)
         await admin.commit(seed=2)
         ledger = (await admin.http.get("/v1/versions/current")).json()["ledger"]
-    async with running(tmp_path, engine=engine) as admin:
+    async with running(tmp_path / "other", engine=engine) as admin:
         current = (await admin.http.get("/v1/versions/current")).json()
         assert (current["version"], current["kind"]) == ("2", "adopted")
         assert current["ledger"] != ledger

@@ -52,7 +52,7 @@ async def test_the_secret_is_sent_and_read_again(tmp_path: Path) -> None:
         await asyncio.sleep(0.05)
         assert admin.service.link.engine is None
         secret.write_text("between-us\n")
-        await until(lambda: admin.service.link.engine)
+        await until(lambda: admin.settled)
         assert (await admin.http.get("/health/ready")).status_code == 200
 
 

@@ -15,6 +15,7 @@ from app.main import create_app
 from app.service import Service
 from app.settings import Settings
 from schemas.dtypes import Dtype
+from schemas.problems import Code
 from tests.fakes.engine import HIDDEN, INNER, FakeEngine, Line
 from tests.fakes.safetensors import Part, body
 
@@ -39,9 +40,16 @@ class Admin:
         return service
 
     @property
+    def settled(self) -> bool:
+        """Whether an engine was found, and brought to the current version if that could be."""
+        link = self.service.link
+        return link.engine is not None and (link.refusal is None or link.refusal.code is not Code.RECOVERING)
+
+    @property
     def files(self) -> list[Path]:
-        """Files left in the state folder."""
-        return [path for path in self.state_dir.rglob("*") if path.is_file()]
+        """Staged uploads and read-backs left in the state folder."""
+        folders = (self.state_dir / "staged", self.state_dir / "read")
+        return [path for folder in folders for path in folder.rglob("*") if path.is_file()]
 
     async def open(self, **options: Any) -> str:
         """Open a transaction; its path."""
@@ -76,7 +84,7 @@ async def running(
     """An admin that has found its engine."""
     engine = engine or FakeEngine(ranks)
     async with asleep(state_dir, Line(engine), **settings) as admin:
-        await until(lambda: admin.service.link.engine is not None)
+        await until(lambda: admin.settled)
         yield admin
 
 

@@ -5,6 +5,7 @@ Every rank holds the whole model. It is for breadth only: nothing here says how 
 
 import argparse
 import asyncio
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import prod
@@ -17,12 +18,13 @@ from blake3 import blake3
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 
+from app.failpoints import Failpoints
 from schemas import bridge
 from schemas.bridge import Outcome, RankError, RankReport
 from schemas.dtypes import Dtype
 from schemas.model import CheckpointTensor, ModelInfo, Treatment
 from schemas.problems import Code, ProblemError
-from tests.fakes.safetensors import write_file
+from tests.fakes.safetensors import Part, parse, write_file
 
 LAYERS, EXPERTS, HIDDEN, INNER, VOCAB = 2, 4, 8, 6, 16
 _RAW: dict[int, type[np.generic]] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
@@ -64,6 +66,23 @@ def base_weights() -> dict[str, Array]:
         floats = rng.standard_normal(prod(tensor.shape)).astype(np.float32).view(np.uint32)
         weights[tensor.name] = (floats >> 16).astype(np.uint16) if tensor.dtype is Dtype.BF16 else floats
     return weights
+
+
+def write_base(folder: Path, weights: dict[str, Array]) -> None:
+    """A checkpoint folder of two files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    shapes = {tensor.name: tensor for tensor in tensors()}
+    for place, names in enumerate((sorted(weights)[::2], sorted(weights)[1::2])):
+        parts = {n: (shapes[n].dtype, shapes[n].shape, weights[n].tobytes()) for n in names}
+        write_file(folder / f"model-{place}.safetensors", parts)
+
+
+def read_base(folder: Path) -> dict[str, Array]:
+    """The raw bits of a checkpoint folder's tensors."""
+    parts: dict[str, Part] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        parts |= parse(path.read_bytes())
+    return {n: np.frombuffer(bits, _RAW[dtype.nbytes]).copy() for n, (dtype, _, bits) in parts.items()}
 
 
 @dataclass
@@ -144,8 +163,13 @@ class Faults:
 class FakeEngine:
     """The engine behind the bridge's routes; `app` is the bridge."""
 
-    def __init__(self, ranks: int = 1, secret: str | None = None) -> None:
+    def __init__(self, ranks: int = 1, secret: str | None = None, base: Path | None = None) -> None:
+        """`base` is a checkpoint folder to load at every start; it is made if it is not there."""
         self.secret = secret
+        self.base = base
+        self.failpoints = Failpoints()
+        self.boot = "boot"
+        """What boot ids begin with; other than in tests, every process has its own."""
         self.faults = Faults()
         self.calls: list[str] = []
         self.paused = False
@@ -160,7 +184,12 @@ class FakeEngine:
         """A new process with base weights and new boot ids."""
         self.started += 1
         self.paused = False
-        self.ranks = [Rank(n, f"boot-{self.started}-{n}", base_weights()) for n in range(self._count)]
+        if self.base is not None and not self.base.exists():
+            write_base(self.base, base_weights())
+        self.ranks = [
+            Rank(n, f"{self.boot}-{self.started}-{n}", read_base(self.base) if self.base else base_weights())
+            for n in range(self._count)
+        ]
 
     def weights(self, name: str, rank: int = 0) -> Array:
         """Raw bits of a tensor, in its shape."""
@@ -212,6 +241,7 @@ class FakeEngine:
                 experts=EXPERTS,
             ),
             tensors=tensors(),
+            checkpoint=str(self.base) if self.base else None,
         )
 
     async def state(self, http: Request) -> bridge.EngineState:
@@ -227,6 +257,7 @@ class FakeEngine:
             await self.faults.hold_prepare.wait()
         if any(rank.version != request.base_version for rank in self.ranks):
             raise ProblemError(Code.VERSION_MOVED, "another version is running")
+        self.failpoints.reach("engine.prepare")
         reports = []
         for rank in self.ranks:
             error = self.faults.prepare.get(rank.rank)
@@ -250,7 +281,12 @@ class FakeEngine:
             raise ProblemError(Code.BAD_REQUEST, "nothing is prepared under this key")
         self.paused = True
         written: list[tuple[Rank, list[Piece]]] = []
-        reports = [self._apply(rank, rank.prepared.pop(request.key), written) for rank in self.ranks]
+        reports = []
+        self.failpoints.reach("engine.commit.before")
+        for rank in self.ranks:
+            reports.append(self._apply(rank, rank.prepared.pop(request.key), written))
+            self.failpoints.reach("engine.commit.middle")
+        self.failpoints.reach("engine.commit.after")
         caches = {"prefix": "failed" if self.faults.cache else "reset", "encoder": "none"}
         failed = (self.faults.cache and not self.faults.boast) or not all(report.ok for report in reports)
         outcome = self._undo(written) if failed else Outcome.DONE
@@ -315,6 +351,8 @@ class FakeEngine:
     def _pieces(self, rank: Rank, request: bridge.PrepareRequest) -> list[Piece]:
         if request.restore is not None:
             versions = range(request.base_version, request.restore, -1)
+            if request.restore > rank.version or any(version not in rank.undo for version in versions):
+                raise ProblemError(Code.VERSION_NOT_HELD, "the undo is not held")
             return [piece for version in versions for piece in rank.undo[version]]
         return [self._piece(upload, write) for upload in request.uploads for write in upload.writes]
 
@@ -361,6 +399,8 @@ class Line(httpx.AsyncBaseTransport):
     def __init__(self, engine: FakeEngine) -> None:
         self.engine = engine
         self.cuts: dict[str, str] = {}
+        self.then: str | None = None
+        """What becomes of every question after the next one that is cut."""
         self._inner = httpx.ASGITransport(app=engine.app)
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
@@ -370,11 +410,16 @@ class Line(httpx.AsyncBaseTransport):
         if cut == "refused":
             raise httpx.ConnectError("refused")
         if cut == "before":
-            raise httpx.ReadError("cut")
+            raise self._cut()
         response = await self._inner.handle_async_request(request)
         if self.cuts.get(name) == "after":
-            raise httpx.ReadError("cut")
+            raise self._cut()
         return response
+
+    def _cut(self) -> httpx.ReadError:
+        if self.then is not None:
+            self.cuts["*"] = self.then
+        return httpx.ReadError("cut")
 
 
 def _load(path: Path, span: bridge.Span, kind: type[np.generic]) -> Array:
@@ -390,9 +435,12 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--ranks", type=int, default=1)
-    parser.add_argument("--secret")
+    parser.add_argument("--secret", type=lambda path: Path(path).read_text())
+    parser.add_argument("--base", type=Path)
     given = parser.parse_args()
-    engine = FakeEngine(given.ranks, given.secret)
+    engine = FakeEngine(given.ranks, given.secret, given.base)
+    engine.boot = secrets.token_hex(8)
+    engine.restart()
     uvicorn.run(engine.app, host="127.0.0.1", port=given.port, log_level="warning")
 
 

@@ -51,6 +51,8 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--port", type=int)
 port = parser.parse_known_args()[0].port
 engine = FakeEngine(secret=Path(os.environ["GRAFT_ENGINE_SECRET_FILE"]).read_text())
+engine.boot = os.urandom(8).hex()
+engine.restart()
 {more}
 uvicorn.run(engine.app, host="127.0.0.1", port=port, log_level="warning")
 """

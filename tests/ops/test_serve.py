@@ -10,6 +10,7 @@ import pytest
 
 from app.serve import ADMIN_GRACE_S, ENGINE_GRACE_S, LAST_GRACE_S
 from app.state_folder import StateFolderError, claimed
+from tests.fakes.admin import expert_body
 from tests.ops.served import Serve, Served, fake_engine
 
 SLOW = "import time; print('INFO 1 2 [x.py:3] loading weights', flush=True); time.sleep(300)"
@@ -18,7 +19,11 @@ STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN);" + SLO
 
 
 def _alive(pid: int) -> bool:
-    return Path(f"/proc/{pid}").exists()
+    """Whether a process runs; one that has ended but that nobody has waited for does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 @pytest.fixture(scope="module")
@@ -124,6 +129,82 @@ def test_an_engine_that_dies_ends_the_service(serve: Serve) -> None:
     os.kill(served.engine_pid, signal.SIGKILL)
     assert served.process.wait(60) == 1
     assert "the engine ended with status -9" in served.said
+
+
+def _commit(served: Served, seed: int) -> str:
+    """Upload an expert; the version that it makes."""
+    binary = {"Content-Type": "application/octet-stream"}
+    answer = httpx.put(
+        f"{served.admin}/v1/experts/0/0", content=expert_body(seed), headers=binary, timeout=30
+    )
+    assert answer.status_code == 200, answer.text
+    return str(answer.json()["version"])
+
+
+def _digests(served: Served) -> object:
+    ranks = httpx.get(f"{served.admin}/v1/digests", timeout=30).json()["ranks"]
+    return [rank["tensors"] for rank in ranks]
+
+
+def test_an_engine_that_dies_is_started_again_and_replayed(serve: Serve, free_port: int) -> None:
+    """After the first good start a dead engine is replaced, and serves the weights that were acknowledged."""
+    served = serve(fake_engine(), "m", "--engine-port", str(free_port))
+    served.wait_for("# roll back")
+    assert _commit(served, 1) == "1"
+    digests, pid = _digests(served), served.engine_pid
+    os.killpg(pid, signal.SIGKILL)
+    served.wait_for(r"ready again at version 1")
+    assert _digests(served) == digests
+    assert _commit(served, 2) == "2"
+    served.process.terminate()
+    assert served.process.wait(60) == 0
+
+
+def test_an_engine_of_unknown_state_is_replaced(serve: Serve, free_port: int) -> None:
+    """A commit that could not be undone costs the engine, not the service."""
+    broken = "engine.faults.undo.add(0) if not os.path.exists('once') else None"
+    code = f"os.chdir(os.path.dirname(os.environ['GRAFT_ENGINE_SECRET_FILE']));{broken};open('once', 'w');"
+    code += "engine.faults.commit.update({0: 'middle'} if engine.faults.undo else {})"
+    served = serve(fake_engine(code), "m", "--engine-port", str(free_port))
+    served.wait_for("# roll back")
+    binary = {"Content-Type": "application/octet-stream"}
+    answer = httpx.put(f"{served.admin}/v1/experts/0/0", content=expert_body(1), headers=binary, timeout=30)
+    assert (answer.status_code, answer.json()["code"]) == (500, "state_unknown")
+    served.wait_for("ready again at version 0")
+    assert _commit(served, 2) == "1"
+
+
+def test_an_engine_that_outlives_its_admin_is_adopted(serve: Serve, free_port: int) -> None:
+    """A killed admin comes back to the same engine, which has not stopped serving."""
+    first = serve(fake_engine(), "m", "--engine-port", str(free_port))
+    first.wait_for("# roll back")
+    assert _commit(first, 1) == "1"
+    digests, pid = _digests(first), first.engine_pid
+    first.process.kill()
+    first.process.wait(60)
+    second = serve(fake_engine(), "m", "--engine-port", str(free_port))
+    second.wait_for("ready again at version 1")
+    assert second.engine_pid == pid
+    assert "taken over" in second.said
+    assert _digests(second) == digests
+    assert _commit(second, 2) == "2"
+    os.killpg(pid, signal.SIGKILL)
+    second.wait_for("ready again at version 2")
+    second.process.terminate()
+    assert second.process.wait(60) == 0
+
+
+def test_a_left_engine_of_another_command_is_ended(serve: Serve, free_port: int) -> None:
+    """With another model a new engine is started; the old one is not left behind."""
+    first = serve(fake_engine(), "m", "--engine-port", str(free_port))
+    first.wait_for("# roll back")
+    pid = first.engine_pid
+    first.process.kill()
+    first.process.wait(60)
+    second = serve(fake_engine(), "another", "--engine-port", str(free_port))
+    second.wait_for("# roll back")
+    assert second.engine_pid != pid
+    assert not _alive(pid)
 
 
 def test_a_state_folder_belongs_to_one_admin(serve: Serve) -> None:

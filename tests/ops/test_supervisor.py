@@ -119,7 +119,8 @@ def test_each_secret_is_new_and_private(tmp_path: Path) -> None:
 
 
 def _child(tmp_path: Path, code: str) -> Supervisor:
-    return Supervisor(EngineCommand((sys.executable, "-c", code), dict(os.environ), tmp_path / "log"))
+    command = EngineCommand((sys.executable, "-c", code), dict(os.environ), tmp_path / "log")
+    return Supervisor(command, tmp_path / "engine.json")
 
 
 async def _until(log: Path, text: str) -> str:

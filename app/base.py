@@ -1,0 +1,65 @@
+"""The base that the history stands on: what was recorded of it, and whether it is still the same."""
+
+import asyncio
+import logging
+from pathlib import Path
+
+from app.records import BaseRecord
+from loaders.base_files import BaseFiles
+from schemas.bridge import EngineDescription
+from schemas.problems import Code, ProblemError
+
+_log = logging.getLogger(__name__)
+
+
+class Base:
+    """Version 0's checkpoint, as it was recorded and as it lies on disk now."""
+
+    def __init__(self) -> None:
+        self.record: BaseRecord | None = None
+        """None until an engine was met at version 0."""
+
+    async def survey(self, description: EngineDescription) -> BaseRecord:
+        """What there is to record of the checkpoint that an engine was loaded from."""
+        files = await self._files(description)
+        headers = files.headers if files else {}
+        return BaseRecord(description.model.model, description.checkpoint, headers)
+
+    async def at_hand(self, description: EngineDescription) -> bool:
+        """Whether the recorded checkpoint's files can be read. Raises base_changed if they are others."""
+        files = await self._files(description)
+        if files is None or self.record is None or not self.record.headers:
+            return False
+        self._compare(files)
+        return True
+
+    async def files(self, description: EngineDescription) -> BaseFiles:
+        """The checkpoint's files, found to be those that were recorded. Raises base_changed."""
+        files = await self._files(description)
+        if files is None:
+            raise ProblemError(Code.BASE_CHANGED, "The base checkpoint's files can't be read any more.")
+        self._compare(files)
+        return files
+
+    def _compare(self, files: BaseFiles) -> None:
+        recorded = self.record.headers if self.record else {}
+        found = files.headers
+        other = sorted(
+            name for name in recorded.keys() | found.keys() if recorded.get(name) != found.get(name)
+        )
+        if other:
+            raise ProblemError(
+                Code.BASE_CHANGED,
+                f"These files are not those that the history began with: {', '.join(other[:5])}.",
+                files=other[:100],
+            )
+
+    async def _files(self, description: EngineDescription) -> BaseFiles | None:
+        if description.checkpoint is None:
+            return None
+        try:
+            return await asyncio.to_thread(BaseFiles.open, Path(description.checkpoint))
+        except (OSError, ValueError, KeyError, ProblemError) as error:
+            # Not fatal: versions are then rebuilt on a new engine only, not in place.
+            _log.warning("the base checkpoint can't be read here: %s", error)
+            return None

@@ -1,0 +1,206 @@
+"""Brings an engine that was found to the version that the ledger says, and proves it before it counts."""
+
+import asyncio
+import secrets
+import time
+from datetime import UTC, datetime
+
+from app import outcome
+from app.base import Base
+from app.blobs import Blobs
+from app.books import Books
+from app.changes import Changes
+from app.digests import VersionDigests
+from app.journal import Journal
+from app.ledger import Ledger, VersionRecord
+from app.link import Engine, EngineLink, boots_of, undo_of
+from app.outcome import Work
+from app.records import Intent, Replayed
+from app.staging import Staging
+from app.transactions import Prepared, Transactions
+from schemas.bridge import EngineState
+from schemas.problems import Code, ProblemError
+from schemas.status import Progress
+from schemas.transactions import State
+from schemas.versions import VersionKind
+
+_STEP_S = 0.02
+
+
+class Recovery:
+    """What happens between finding an engine and calling it ready."""
+
+    def __init__(
+        self,
+        link: EngineLink,
+        ledger: Ledger,
+        journal: Journal,
+        books: Books,
+        blobs: Blobs,
+        base: Base,
+        digests: VersionDigests,
+        changes: Changes,
+        transactions: Transactions,
+        staging: Staging,
+    ) -> None:
+        self.progress: Progress | None = None
+        self.replayed: Replayed | None = None
+        """The engine that was last brought to a version in one step."""
+        self._link = link
+        self._ledger = ledger
+        self._journal = journal
+        self._books = books
+        self._blobs = blobs
+        self._base = base
+        self._digests = digests
+        self._changes = changes
+        self._transactions = transactions
+        self._staging = staging
+        self._begun = 0.0
+
+    async def recover(self, engine: Engine) -> None:
+        """Have `engine` at the ledger's current version.
+
+        Raises state_unknown if nobody can say what it runs, base_changed, ledger_damaged, and
+        whatever else keeps it from getting there, after which this can be tried again.
+        """
+        self._begun = time.monotonic()
+        try:
+            await self._changes.ended()
+            self._say("settling")
+            await self._settle_intent(engine)
+            await self._bring(engine, await self._quiet(engine))
+        finally:
+            self.progress = None
+
+    async def _bring(self, engine: Engine, state: EngineState) -> None:
+        at = _version_of(state)
+        current = self._ledger.current.version
+        if self._base.record is None:
+            await self._meet(engine, state, at)
+        elif at == 0:
+            await self._check_base(engine)
+            if current > 0:
+                await self._replay(engine, current)
+                state = await self._link.state_at(current)
+        elif at != current:
+            detail = f"The engine runs version {at}, but {current} is the current one."
+            raise ProblemError(Code.STATE_UNKNOWN, f"{detail} Restart the engine.")
+        await self._verify(engine, self._ledger.current.version)
+        self._learn_undo(state)
+        await self._look_at_base(engine)
+
+    async def _meet(self, engine: Engine, state: EngineState, at: int) -> None:
+        """The history begins with this engine; what it did before is not known."""
+        record = await self._base.survey(engine.description)
+        undo = undo_of(state)
+        lowest = at
+        while lowest in undo:
+            lowest -= 1
+        now = datetime.now(UTC)
+        adopted = [VersionRecord(v, VersionKind.ADOPTED, now) for v in range(max(lowest, 1), at + 1)]
+        await self._journal.begin(record, [self._ledger.get(0), *adopted])
+        self._base.record = record
+        for one in adopted:
+            self._ledger.append(one)
+
+    async def _check_base(self, engine: Engine) -> None:
+        """Raises base_changed if the engine was loaded from another checkpoint than version 0."""
+        self._say("checking the base")
+        await self._base.at_hand(engine.description)
+        if not await self._digests.verify(engine, 0):
+            detail = "The engine's weights as loaded are not those that the history began with."
+            raise ProblemError(Code.BASE_CHANGED, f"{detail} Put the old checkpoint back.")
+
+    async def _replay(self, engine: Engine, current: int) -> None:
+        """From base to the current version in one step; what was overwritten later is not sent."""
+        lineage = self._ledger.lineage(current)
+        if lineage is None:
+            detail = f"What version {current} consists of was never known to this ledger"
+            raise ProblemError(Code.LEDGER_DAMAGED, f"{detail}, so it can't be brought back.")
+        nbytes = sum(write.values.nbytes for upload in lineage for write in upload.writes)
+        self._say(f"{len(lineage)} uploads, {nbytes} bytes: reading")
+        uploads = await self._blobs.checked(lineage)
+        # Its undo leads to the base and not to the version before, whatever becomes of us.
+        self.replayed = Replayed(current, engine.boots)
+        await self._journal.put_replayed(self.replayed)
+        self._say(f"{len(lineage)} uploads, {nbytes} bytes: preparing")
+        prepared = await outcome.prepare(self._link, secrets.token_hex(8), 0, Work(uploads=uploads))
+        self._say(f"{len(lineage)} uploads, {nbytes} bytes: writing")
+        await outcome.commit(self._link, engine.boots, prepared, current)
+        await self._link.client.forget([current])
+
+    async def _verify(self, engine: Engine, version: int) -> None:
+        self._say(f"checking the digests of version {version}")
+        if not await self._digests.verify(engine, version):
+            detail = f"The digests are not those that were recorded at version {version}."
+            raise ProblemError(Code.STATE_UNKNOWN, detail)
+
+    def _learn_undo(self, state: EngineState) -> None:
+        replayed = self.replayed
+        same = replayed is not None and dict(replayed.boots) == boots_of(state)
+        self._ledger.undo_floor = replayed.version if replayed and same else 0
+        self._ledger.learn_undo(undo_of(state))
+
+    async def _look_at_base(self, engine: Engine) -> None:
+        try:
+            self._ledger.base_at_hand = await self._base.at_hand(engine.description)
+        except ProblemError:
+            # The engine was loaded from the right one, so it serves on; a new one would be refused.
+            self._ledger.base_at_hand = False
+
+    async def _settle_intent(self, engine: Engine) -> None:
+        """Find out how a change ended whose outcome was not written down."""
+        intent = self._journal.intent
+        if intent is None:
+            return
+        change = intent.change
+        if intent.boots != engine.boots:
+            lost = ProblemError(Code.COMMIT_UNDONE, "The engine was restarted before the change was done.")
+            await self._undone(intent, lost)
+            return
+        prepared = Prepared(intent.key, change.base, intent.prepared)
+        unwritten = ProblemError(Code.INTERNAL, "How the change ended was not written down.")
+        try:
+            result = await outcome.settle(self._link, engine.boots, prepared, change.version, unwritten)
+        except ProblemError as error:
+            if error.code is not Code.COMMIT_UNDONE:
+                raise
+            await self._undone(intent, error)
+        else:
+            await self._books.done(intent, result)
+            await self._discard(intent)
+
+    async def _undone(self, intent: Intent, error: ProblemError) -> None:
+        transaction = self._transactions.find(intent.change.transaction)
+        state = State.FAILED
+        if transaction is not None and transaction.state is State.COMMITTING and transaction.past:
+            state = State.INTERRUPTED
+        await self._books.failed(intent, state, error)
+        await self._discard(intent)
+
+    async def _discard(self, intent: Intent) -> None:
+        transaction = self._transactions.find(intent.change.transaction)
+        if transaction is not None:
+            await self._staging.discard(transaction.take_files())
+
+    async def _quiet(self, engine: Engine) -> EngineState:
+        """Where the engine stands once it is not paused. Raises state_unknown if it stays so."""
+        clock = asyncio.get_running_loop().time
+        until = clock() + self._link.settle_s
+        while (state := await self._link.state()).paused:
+            if clock() > until:
+                raise ProblemError(Code.STATE_UNKNOWN, "The engine stays paused; restart it.")
+            await asyncio.sleep(_STEP_S)
+        return state
+
+    def _say(self, detail: str) -> None:
+        self.progress = Progress(phase="replaying", detail=detail, elapsed_s=time.monotonic() - self._begun)
+
+
+def _version_of(state: EngineState) -> int:
+    """Raises state_unknown if the ranks run different ones."""
+    versions = {rank.version for rank in state.ranks}
+    if len(versions) != 1:
+        raise ProblemError(Code.STATE_UNKNOWN, "The ranks run different versions; restart the engine.")
+    return versions.pop()

@@ -1,0 +1,180 @@
+"""One death and what comes after it: the last acknowledged version or the one under way, nothing else."""
+
+import itertools
+from collections.abc import Callable
+
+import httpx
+
+from tests.crash.combinations import Combination
+from tests.crash.model import Model
+from tests.crash.rig import Lost, Rig
+from tests.fakes.admin import expert_body
+
+OPTIONAL = frozenset(
+    {"commit_undone", "state_unknown", "interrupted", "transaction_state", "engine_unavailable"}
+)
+"""Codes with which a change may have failed that nobody acknowledged."""
+
+
+class Trial:
+    """Goes through deaths on one rig, whose history grows."""
+
+    def __init__(self, rig: Rig) -> None:
+        self.rig = rig
+        self.model = Model()
+        self._numbers = itertools.count(1)
+        rig.wait_ready()
+
+    def run(self, combination: Combination) -> str:
+        """What became of it: `kept`, or `not reached`. Raises Lost."""
+        self._fresh()
+        point, victim = combination.point, combination.victim
+        operation: Callable[[str, str], bool] = {
+            "commit": self._commit,
+            "one-shot": self._one_shot,
+            "rollback": self._rollback,
+            "rewind": self._rewind,
+            "replay": self._replay,
+            "settle": self._settle,
+            "baseline": self._baseline,
+        }[combination.operation]
+        reached = operation(point, victim)
+        self._agree()
+        return "kept" if reached else "not reached"
+
+    def _fresh(self) -> None:
+        """Two versions to go back to, with their undo."""
+        for _ in range(2):
+            number = next(self._numbers)
+            answer = self.rig.ask("PUT", "/v1/experts/0/0", f"f{number}", content=expert_body(number))
+            self._require(answer)
+            self.model.maybe = self.model.with_expert(number)
+            self.model.acknowledge()
+
+    def _require(self, answer: httpx.Response | None) -> httpx.Response:
+        if answer is None or answer.status_code != 200:
+            raise Lost(f"a correct request failed: {answer.text if answer else None}")
+        return answer
+
+    def _commit(self, point: str, victim: str) -> bool:
+        number = next(self._numbers)
+        opened = self.rig.ask("POST", "/v1/transactions", json={})
+        assert opened is not None
+        path = opened.headers["location"]
+        self._require(self.rig.ask("PUT", f"{path}/experts/0/0", content=expert_body(number)))
+        self.model.maybe = self.model.with_expert(number)
+        return self._change(point, victim, lambda key: self.rig.ask("POST", f"{path}/commit", key))
+
+    def _one_shot(self, point: str, victim: str) -> bool:
+        number = next(self._numbers)
+        self.model.maybe = self.model.with_expert(number)
+        content = expert_body(number)
+        return self._change(
+            point, victim, lambda key: self.rig.ask("PUT", "/v1/experts/0/0", key, content=content)
+        )
+
+    def _rollback(self, point: str, victim: str) -> bool:
+        target = self.model.current - 1
+        self.model.maybe = self.model.versions[target]
+        body = {"to_version": target}
+        return self._change(point, victim, lambda key: self.rig.ask("POST", "/v1/rollback", key, json=body))
+
+    def _rewind(self, point: str, victim: str) -> bool:
+        versions = [str(version) for version in range(self.model.current + 1)]
+        self.rig.bridge("POST", "forget", {"nonce": "0" * 32, "versions": versions})
+        return self._rollback(point, victim)
+
+    def _baseline(self, point: str, victim: str) -> bool:
+        self.rig.arm(point, victim)
+        answer = self.rig.ask("PUT", "/v1/baselines/here", json={"version": self.model.current})
+        reached = self.rig.wait_for_death(point)
+        self._recover()
+        found = self.rig.ask("GET", "/v1/baselines/here")
+        if answer is not None and answer.status_code == 200:
+            self._require(found)
+        self.rig.ask("DELETE", "/v1/baselines/here")
+        return reached
+
+    def _replay(self, point: str, victim: str) -> bool:
+        self.rig.kill("engine")
+        if point.startswith("engine.") or victim != "admin":
+            self.rig.revive()  # whoever is to die has to be known by its id
+        self.rig.arm(point, victim)
+        self.rig.revive()
+        reached = self.rig.wait_for_death(point)
+        self._recover()
+        return reached
+
+    def _settle(self, point: str, victim: str) -> bool:
+        """The admin is killed after the engine's answer; the next one is killed while it finds out."""
+        number = next(self._numbers)
+        self.model.maybe = self.model.with_expert(number)
+        self.rig.arm("bridge.commit.after", "admin")
+        first = self.rig.ask("PUT", "/v1/experts/0/0", f"k{number}", content=expert_body(number))
+        if first is not None:
+            raise Lost(f"the admin did not die: {first.text}")
+        self.rig.kill("admin")
+        if victim == "admin":
+            self.rig.arm(point, victim)
+            self.rig.revive()
+        else:
+            self.rig.revive()
+            self.rig.arm(point, victim)
+        reached = self.rig.wait_for_death(point)
+        self._recover()
+        self._learn(None)
+        return reached
+
+    def _change(self, point: str, victim: str, ask: Callable[[str], httpx.Response | None]) -> bool:
+        """Ask with a death on the way, then once more with the same key: made once or not at all."""
+        key = f"k{next(self._numbers)}"
+        self.rig.arm(point, victim)
+        answer = ask(key)
+        reached = self.rig.wait_for_death(point)
+        self._recover()
+        self._learn(answer)
+        made = self.model.maybe is None
+        again = ask(key)
+        if again is None:
+            raise Lost("the service died of a repeated request")
+        if made and answer is not None and answer.status_code == 200 and again.content != answer.content:
+            raise Lost("a repeated request got another answer")
+        if again.status_code == 200:
+            if not made:
+                self.model.acknowledge()
+            if again.json()["version"] != str(self.model.current):
+                raise Lost(f"a repeated request made another version: {again.text}")
+        elif again.json()["code"] not in OPTIONAL:
+            raise Lost(f"a repeated request was refused: {again.text}")
+        self.model.maybe = None
+        return reached
+
+    def _recover(self) -> None:
+        self.rig.disarm()
+        self.rig.revive()
+        self.rig.wait_ready()
+
+    def _learn(self, answer: httpx.Response | None) -> None:
+        """Whether the change under way was made: if it was acknowledged it must have been."""
+        version = int(self.rig.wait_ready())
+        current = self.model.current
+        if version == current + 1 and self.model.maybe is not None:
+            self.model.acknowledge()
+        elif version != current:
+            raise Lost(f"version {version} after {current}")
+        elif answer is not None and answer.status_code == 200:
+            raise Lost(f"version {current + 1} was acknowledged and is gone")
+
+    def _agree(self) -> None:
+        """History, engine and model say the same."""
+        self.model.maybe = None
+        version = self.rig.wait_ready()
+        if version != str(self.model.current):
+            raise Lost(f"version {version} is served, not {self.model.current}")
+        history = self._require(self.rig.ask("GET", "/v1/versions")).json()
+        if [one["version"] for one in history["versions"]] != [str(n) for n in range(self.model.current + 1)]:
+            raise Lost("the history has gaps")
+        expected = dict(self.model.digests())
+        for rank in self.rig.bridge("POST", "digests", {"nonce": "0" * 32}).json()["ranks"]:
+            if {one["name"]: one["blake3"] for one in rank["tensors"]} != expected:
+                raise Lost(f"rank {rank['rank']} has other weights than version {version}")
