@@ -57,11 +57,15 @@ class Stack:
     def start(self, max_model_len: int = 1024) -> None:
         """Start and wait until the admin says that it is ready."""
         self.failpoints.mkdir(parents=True, exist_ok=True)
-        admin, engine = free_port(), free_port()
-        self.admin, self.inference = f"http://127.0.0.1:{admin}", f"http://127.0.0.1:{engine}"
+        self.admin = f"http://127.0.0.1:{free_port()}"
+        self.inference = f"http://127.0.0.1:{free_port()}"
+        self._run(max_model_len)
+
+    def _run(self, max_model_len: int = 1024) -> None:
         command = [
             str(Path(sys.executable).parent / "graft"),
-            *("serve", str(self.model), "--port", str(admin), "--engine-port", str(engine)),
+            *("serve", str(self.model)),
+            *("--port", self.admin.rpartition(":")[2], "--engine-port", self.inference.rpartition(":")[2]),
             *("--state-dir", str(self.folder / "state")),
             *("--", "--enforce-eager", "--enable-scale-out", "--max-model-len", str(max_model_len)),
             *("--tensor-parallel-size", str(self.ranks)),
@@ -72,7 +76,7 @@ class Stack:
             "VLLM_CPU_OMP_THREADS_BIND": self.cores,
             "GRAFT_UNDO_BYTES": "3GiB",
         }
-        with (self.folder / "serve.log").open("wb") as log:
+        with (self.folder / "serve.log").open("ab") as log:
             self.process = subprocess.Popen(
                 command, env=environment, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
             )
@@ -91,6 +95,16 @@ class Stack:
                 pass
             time.sleep(0.25)
         raise RuntimeError(f"not ready after {START_S} s:\n{self.log}")
+
+    def kill_admin(self) -> None:
+        """End the admin as a crash would; its engine goes on."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+
+    def restart(self) -> None:
+        """Start it again on the same state folder and addresses, and wait until it is ready."""
+        self._run()
 
     def stop(self) -> int:
         """Ask it to end, and give its exit status."""
