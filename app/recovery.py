@@ -69,7 +69,11 @@ class Recovery:
             await self._changes.ended()
             self._say("settling")
             await self._settle_intent(engine)
-            await self._bring(engine, await self._quiet(engine))
+            state = await self._quiet(engine)
+            for key in {key for rank in state.ranks for key in rank.prepared}:
+                # An earlier admin's, or one that is prepared again when it is needed.
+                await outcome.drop(self._link, key)
+            await self._bring(engine, state)
         finally:
             self.progress = None
 
