@@ -12,6 +12,9 @@ from schemas.problems import Code, ProblemError
 _log = logging.getLogger(__name__)
 
 
+REMEDY = "Put the old checkpoint back, or begin a new history in another state folder."
+
+
 class Base:
     """Version 0's checkpoint, as it was recorded and as it lies on disk now."""
 
@@ -50,7 +53,8 @@ class Base:
         if other:
             raise ProblemError(
                 Code.BASE_CHANGED,
-                f"These files are not those that the history began with: {', '.join(other[:5])}.",
+                f"The history began with {self.record.model if self.record else 'nothing'}; these files are "
+                f"others: {', '.join(other[:5])}. {REMEDY}",
                 files=other[:100],
             )
 

@@ -139,6 +139,7 @@ class Blobs:
 
     def _look(self) -> dict[str, int]:
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        fsync_path(self.folder.parent)
         return {path.name: path.stat().st_size for path in self.folder.iterdir() if path.is_file()}
 
     def _link(self, files: Sequence[StagedFile]) -> None:

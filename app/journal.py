@@ -63,6 +63,8 @@ class Journal:
         """A change is about to be made."""
 
         def work(connection: Connection) -> int:
+            # One that was cut short just as it was written down: the engine was not asked.
+            connection.execute("UPDATE intents SET outcome = 'failed', intent = '' WHERE outcome IS NULL")
             row = (intent.change.version, intent.model_dump_json())
             found = connection.execute("INSERT INTO intents (version, intent) VALUES (?, ?)", row)
             assert found.lastrowid is not None

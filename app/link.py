@@ -43,6 +43,7 @@ class EngineLink:
         self._poll_s = settings.engine_poll_s
         self._seek_s = settings.engine_seek_s
         self._engine: Engine | None = None
+        self._ended_boots: Mapping[int, str] = {}
         self._lasting = False
         self._refused_boots: Mapping[int, str] = {}
         self._absent = "The engine has not described itself yet."
@@ -81,7 +82,9 @@ class EngineLink:
         return self.require()
 
     def mark_unknown(self, reason: str, boots: Mapping[int, str]) -> None:
-        """Refuse all changes while the engine is the one of `boots`."""
+        """Refuse all changes while the engine is the one of `boots`, unless that has been ended already."""
+        if boots and boots == self._ended_boots:
+            return
         self._refuse(ProblemError(Code.STATE_UNKNOWN, reason), boots)
         self._detach()
 
@@ -89,6 +92,7 @@ class EngineLink:
         """The engine has been ended; what was held against it is not held against the next."""
         if not self._lasting:
             self.refusal = None
+        self._ended_boots = boots_of(self.last) if self.last else {}
         self._detach()
 
     def reconsider(self) -> None:

@@ -6,7 +6,7 @@ import time
 from datetime import UTC, datetime
 
 from app import outcome
-from app.base import Base
+from app.base import REMEDY, Base
 from app.blobs import Blobs
 from app.books import Books
 from app.changes import Changes
@@ -69,7 +69,11 @@ class Recovery:
             await self._changes.ended()
             self._say("settling")
             await self._settle_intent(engine)
-            await self._bring(engine, await self._quiet(engine))
+            state = await self._quiet(engine)
+            for key in {key for rank in state.ranks for key in rank.prepared}:
+                # An earlier admin's, or one that is prepared again when it is needed.
+                await outcome.drop(self._link, key)
+            await self._bring(engine, state)
         finally:
             self.progress = None
 
@@ -110,7 +114,7 @@ class Recovery:
         await self._base.at_hand(engine.description)
         if not await self._digests.verify(engine, 0):
             detail = "The engine's weights as loaded are not those that the history began with."
-            raise ProblemError(Code.BASE_CHANGED, f"{detail} Put the old checkpoint back.")
+            raise ProblemError(Code.BASE_CHANGED, f"{detail} {REMEDY}")
 
     async def _replay(self, engine: Engine, current: int) -> None:
         """From base to the current version in one step; what was overwritten later is not sent."""

@@ -21,6 +21,7 @@ from app.progress import progress_on
 from app.service import Service
 from app.settings import Settings
 from app.supervisor import EngineCommand, Supervisor, make_secret
+from schemas.problems import Code
 from schemas.status import Progress
 
 ADMIN_GRACE_S = 25
@@ -193,7 +194,7 @@ class Foreground:
         try:
             while (version := await guide.ready_version()) is None:
                 line = await asyncio.to_thread(doing, engine.command.log)
-                screen.update(line)
+                screen.update(self._hindrance() or line)
                 self._progress = Progress(phase="starting", detail=line, elapsed_s=time.monotonic() - begun)
                 await asyncio.sleep(POLL_S)
         finally:
@@ -209,6 +210,12 @@ class Foreground:
             lines = [f"ready, but the example could not be written: {error}"]
         for line in lines:
             self._say(line)
+
+    def _hindrance(self) -> str:
+        """Why the engine will not get ready by itself, if so."""
+        refusal = self._service.link.refusal
+        hopeless = refusal is not None and refusal.code in (Code.BASE_CHANGED, Code.LEDGER_DAMAGED)
+        return f"not ready: {refusal.detail}" if refusal and hopeless else ""
 
     def _report_death(self, engine: ManagedEngine, status: int | None) -> None:
         errors = Console(stderr=True, markup=False, highlight=False, soft_wrap=True)

@@ -130,6 +130,7 @@ class Service:
             await self.operations.begin(found.operations, intent.operation if intent else None)
         except ProblemError as error:
             if error.code is not Code.LEDGER_DAMAGED:
+                await self.journal.close()
                 raise
             _log.error("%s", error.detail)
             self.link.give_up(error)

@@ -113,6 +113,7 @@ class Supervisor:
         self._record = record
         self._child: asyncio.subprocess.Process | None = None
         self._known: ProcessRecord | None = None
+        self._status: int | None = None
 
     def adopt(self) -> bool:
         """Take over the engine that an earlier admin left running with the same command.
@@ -165,7 +166,7 @@ class Supervisor:
             return await self._child.wait()
         while self._known is not None and self._known.alive:  # noqa: ASYNC110 - nobody tells us
             await asyncio.sleep(_LOOK_S)
-        return None
+        return self._status
 
     async def stop(self, grace_s: float) -> None:
         """End the whole group: SIGTERM, and SIGKILL to whoever is left after `grace_s` seconds.
@@ -179,7 +180,7 @@ class Supervisor:
             await asyncio.wait_for(self.wait(), grace_s)
         # Workers can outlive the API server, so this is right after its end too.
         self._signal(signal.SIGKILL)
-        await self.wait()
+        self._status = await self.wait()
         self._child = self._known = None
         await asyncio.to_thread(self._record.unlink, missing_ok=True)
 

@@ -46,6 +46,20 @@ async def test_ranks_of_different_versions_are_unknown(tmp_path: Path) -> None:
         assert code(await admin.http.post("/v1/transactions")) == "state_unknown"
 
 
+async def test_an_ended_engine_is_not_held_against_the_next(tmp_path: Path) -> None:
+    """Who finds out late that the old engine's state is unknown does not have the new one replaced, too."""
+    async with running(tmp_path) as admin:
+        link = admin.service.link
+        old = link.require().boots
+        link.mark_unknown("a fault", old)
+        assert link.unknown
+        link.expect_another()
+        admin.engine.restart()
+        await until(lambda: link.engine is not None and link.engine.boots != old and not link.problem)
+        link.mark_unknown("found out late", old)
+        assert link.problem is None
+
+
 async def test_a_restarted_engine_is_attached_again(tmp_path: Path) -> None:
     """At the base of the history a new engine is as good as the old one; prepared work is prepared again."""
     async with running(tmp_path) as admin:

@@ -162,9 +162,9 @@ class Rig:
         until = time.monotonic() + PATIENCE_S
         said = "nothing"
         while time.monotonic() < until:
+            self.revive()  # a death can come a little after whoever was armed with it went on
             answer = self.ask("GET", "/health/ready")
             if answer is None:
-                self.revive()
                 continue
             if answer.status_code == 200:
                 return str(answer.json()["version"])
