@@ -89,6 +89,7 @@ class Intake:
         service = self._service
 
         def refuse_early() -> None:
+            service.link.require_reachable()
             current = service.ledger.current.version
             service.changes.require_idle()
             service.transactions.check(options)

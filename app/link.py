@@ -5,7 +5,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
-from app.engine import EngineClient
+from app.engine import EngineClient, EngineUnreachable
 from app.settings import Settings
 from loaders.catalogue import Catalogue
 from schemas import bridge
@@ -70,6 +70,12 @@ class EngineLink:
         if self._engine is None:
             raise ProblemError(Code.ENGINE_UNAVAILABLE, self._absent)
         return self._engine
+
+    def require_reachable(self) -> Engine:
+        """The attached engine if it answered when it was last asked; raises engine_unavailable."""
+        if not self.reachable:
+            raise ProblemError(Code.ENGINE_UNAVAILABLE, self._absent)
+        return self.require()
 
     def require_known(self) -> None:
         """Raises state_unknown, recovering, base_changed, ledger_damaged."""
@@ -137,6 +143,8 @@ class EngineLink:
         except ProblemError as error:
             if error.code is Code.STATE_UNKNOWN:
                 self.mark_unknown(error.detail, engine.boots)
+            if isinstance(error, EngineUnreachable):
+                self.reachable, self._absent = False, error.detail
             raise
         self.last, self.reachable = state, True
         if boots_of(state) != engine.boots:

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from app.engine_log import doing, last_lines
 from app.guide import Guide
+from app.heads import BoundedHeads
 from app.listen import listen, require_free, url_of
 from app.progress import progress_on
 from app.service import Service
@@ -78,6 +79,7 @@ class Foreground:
         self._server = _Server(
             uvicorn.Config(
                 app,
+                http=BoundedHeads,
                 log_level="warning",
                 access_log=False,
                 server_header=False,

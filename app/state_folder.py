@@ -18,6 +18,7 @@ def claimed(folder: Path) -> Iterator[None]:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder.chmod(0o700)  # it may have been there with other rights
         lock = (folder / "lock").open("w")
     except OSError as error:
         raise StateFolderError(f"cannot use the state folder {folder}: {error.strerror}") from error

@@ -32,5 +32,16 @@ Version = Annotated[
 ]
 """A weight version: decimal, only grows; a string in output, string or number in input."""
 
+
+def _plain_number(value: object) -> object:
+    """Only digits: `1.0`, `+1` and `1_0` name nothing."""
+    if isinstance(value, str) and not (value.isascii() and value.isdigit()):
+        raise ValueError("not a number")
+    return value
+
+
+Ordinal = Annotated[int, BeforeValidator(_plain_number), Field(ge=0, lt=10**9)]
+"""A layer's or an expert's number in a path."""
+
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 """A BLAKE3 digest, 64 lower-case hex digits."""

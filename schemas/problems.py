@@ -22,6 +22,7 @@ class Code(StrEnum):
     BODY_LENGTH = "body_length"
     BODY_DIGEST = "body_digest"
     BODY_TIMEOUT = "body_timeout"
+    HEAD_TOO_LARGE = "head_too_large"
     CONTENT_TYPE = "content_type"
     CONTENT_ENCODING = "content_encoding"
     HEADER_LENGTH = "header_length"
@@ -92,6 +93,7 @@ STATUS: dict[Code, tuple[int, str]] = {
     Code.BODY_LENGTH: (400, "The body does not have the length that was announced"),
     Code.BODY_DIGEST: (400, "The body does not have the digest that was announced"),
     Code.BODY_TIMEOUT: (408, "The body did not arrive in time"),
+    Code.HEAD_TOO_LARGE: (431, "The request's headers are larger than allowed"),
     Code.CONTENT_TYPE: (415, "The content type is not accepted here"),
     Code.CONTENT_ENCODING: (415, "Content encodings are not accepted"),
     Code.HEADER_LENGTH: (422, "The safetensors header length is wrong"),

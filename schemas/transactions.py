@@ -51,7 +51,7 @@ class ExpertOptions(Input):
     """Query parameters of an expert upload into a transaction."""
 
     partial: bool = False
-    """Allow a subset of the expert's tensors."""
+    """Allow a subset of the expert's tensors. The last upload of an expert counts alone, partial or not."""
 
 
 class OneShotExpertOptions(TransactionOptions, ExpertOptions):

@@ -36,7 +36,7 @@ async def get_baseline(name: Name, service: ServiceDep) -> Baseline:
 )
 async def put_baseline(name: Name, service: ServiceDep, request: BaselineRequest | None = None) -> Baseline:
     """Name a version, else the current one: what rolling back to it needs is kept until the name goes."""
-    service.link.require_known()
+    service.link.require_writable()  # before the engine was met, nobody knows the current version
     asked = request.version if request else None
     version = service.ledger.current.version if asked is None else asked
     return _view(await service.baselines.put(name, version))

@@ -12,6 +12,7 @@ from app.openapi import SAFETENSORS, binary_answer, problems
 from app.preconditions import etag
 from app.problems import respond
 from app.service import Service, ServiceDep
+from schemas.base import Ordinal
 from schemas.bridge import DigestsResult, ReadTensor
 from schemas.problems import Code, ProblemError
 
@@ -27,7 +28,7 @@ _READ = (Code.ENGINE_UNAVAILABLE, Code.BUSY, Code.TENSOR_UNSUPPORTED, Code.DISK_
     responses=binary_answer("The expert's tensors under their short names.")
     | problems(Code.UNKNOWN_EXPERT, *_READ),
 )
-async def read_expert(layer: int, expert: int, service: ServiceDep) -> Response:
+async def read_expert(layer: Ordinal, expert: Ordinal, service: ServiceDep) -> Response:
     """One expert as an upload would have it, all of one version."""
     slots = service.link.require().catalogue.experts(layer, expert).slots
     return await _read(

@@ -10,6 +10,7 @@ from app.openapi import COMMIT, problems, tagged, upload_body
 from app.preconditions import parse_if_match
 from app.routes.transactions import IfMatch
 from app.service import ServiceDep
+from schemas.base import Ordinal
 from schemas.problems import Code
 from schemas.transactions import ExpertOptions, OneShotExpertOptions, Receipt, TransactionOptions, Upload
 
@@ -26,8 +27,8 @@ _INTO = (Code.STATE_UNKNOWN, Code.UNKNOWN_TRANSACTION, Code.TRANSACTION_STATE, C
 )
 async def put_expert(
     id: str,
-    layer: int,
-    expert: int,
+    layer: Ordinal,
+    expert: Ordinal,
     request: Request,
     service: ServiceDep,
     options: Annotated[ExpertOptions, Query()],
@@ -54,8 +55,8 @@ async def post_patches(id: str, request: Request, service: ServiceDep) -> Respon
     responses=tagged("What was done.") | problems(*COMMIT, Code.UNKNOWN_EXPERT, Code.NOT_SUPPORTED),
 )
 async def put_expert_now(
-    layer: int,
-    expert: int,
+    layer: Ordinal,
+    expert: Ordinal,
     request: Request,
     service: ServiceDep,
     options: Annotated[OneShotExpertOptions, Query()],

@@ -2,6 +2,7 @@
 
 import json
 import socket
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,6 +97,7 @@ BAD = {
     "one too many": Bad(422, "unknown_tensor", *EXPERT, expert(lambda t: t | {"x": torch.ones(1)})),
     "no such expert": Bad(404, "unknown_expert", "PUT", "/v1/experts/0/8", OWN),
     "no such layer": Bad(404, "unknown_expert", "PUT", "/v1/experts/2/0", OWN),
+    "expert written oddly": Bad(422, "bad_value", "PUT", "/v1/experts/0/1.0", OWN),
     "expert not a number": Bad(422, "bad_value", "PUT", "/v1/experts/0/x", OWN),
     "form": Bad(415, "content_type", *EXPERT, OWN, (("content-type", "application/x-www-form-urlencoded"),)),
     "no type": Bad(415, "content_type", *EXPERT, OWN, ()),
@@ -145,6 +147,13 @@ def test_malformed_safetensors_is_refused(gptoss: Stack, attack: Attack) -> None
     assert gptoss.staged_files() == []
 
 
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come about"
+        time.sleep(0.01)
+
+
 def test_client_gone_mid_body_leaves_nothing(gptoss: Stack, weights: Weights) -> None:
     """A client that goes away in the middle of its body leaves no file and uses no version."""
     version = gptoss.version()
@@ -153,10 +162,8 @@ def test_client_gone_mid_body_leaves_nothing(gptoss: Stack, weights: Weights) ->
     with socket.create_connection((host, int(port))) as connection:
         head = f"PUT /v1/experts/0/0 HTTP/1.1\r\nhost: {host}:{port}\r\ncontent-length: {len(body)}\r\n"
         connection.sendall(f"{head}content-type: application/octet-stream\r\n\r\n".encode() + body[:1000])
-    for _ in range(100):
-        if gptoss.staged_files() == []:
-            break
-        gptoss.call("GET", "/health/live")
+        wait_until(lambda: gptoss.staged_files() != [])
+    wait_until(lambda: gptoss.staged_files() == [])
     assert gptoss.staged_files() == []
     assert gptoss.version() == version
 

@@ -23,7 +23,7 @@ def _config(*profiles: str, **environ: str) -> subprocess.CompletedProcess[str]:
 def compose() -> dict[str, Any]:
     """The whole file after interpolation and merging."""
     if shutil.which("docker-compose") is None:
-        pytest.skip("docker-compose is not installed: make system")
+        pytest.fail("docker-compose is not installed: make system")
     ended = _config("cpu", "gpu", GRAFT_TOKEN="t")
     assert ended.returncode == 0, ended.stderr
     parsed: dict[str, Any] = yaml.safe_load(ended.stdout)
