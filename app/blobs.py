@@ -49,9 +49,7 @@ class Blobs:
         self._sizes = await asyncio.to_thread(self._look)
         self._awaited = {upload.blake3 for upload in awaited}
         ledger = self._ledger
-        missing = {
-            root for root, lineage in ledger.lineages().items() if not blobs_of(lineage) <= self._sizes.keys()
-        }
+        missing = {root for root, needed in ledger.needs().items() if not needed <= self._sizes.keys()}
         for root in missing & ledger.pinned():
             _log.error("uploads that version %d needs are missing from %s", root, self.folder)
         ledger.let_go(missing - ledger.pinned())
@@ -64,7 +62,7 @@ class Blobs:
         """
         sizes = self._sizes | {upload.blake3: upload.nbytes for upload in more}
         needed = set(blobs_of(lineage or ()))
-        needed.update(*(blobs_of(one) for root, one in self._ledger.lineages().items() if root in pinned))
+        needed.update(*(blobs for root, blobs in self._ledger.needs().items() if root in pinned))
         nbytes = sum(sizes.get(digest, 0) for digest in needed)
         if nbytes > self.budget:
             raise ProblemError(
@@ -119,13 +117,13 @@ class Blobs:
         """
         ledger = self._ledger
         pinned = ledger.pinned()
-        lineages = ledger.lineages()
-        needed = set().union(*(blobs_of(lineages[root]) for root in pinned & lineages.keys()))
+        needs = ledger.needs()
+        needed = set[str]().union(*(needs[root] for root in pinned & needs.keys()))
         nbytes = sum(self._sizes.get(digest, 0) for digest in needed)
-        others = [root for root in lineages if root not in pinned]
+        others = [root for root in needs if root not in pinned]
         gone = others[self._most :]
         for root in others[: self._most]:
-            more = blobs_of(lineages[root]) - needed
+            more = needs[root] - needed
             nbytes += sum(self._sizes.get(digest, 0) for digest in more)
             if more and nbytes > self.budget:  # and from here on none that takes more room than there is
                 gone.append(root)

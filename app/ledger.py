@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from app.lineage import Lineage, compacted
+from app.lineage import Lineage, blobs_of, compacted
 from schemas.bridge import StagedUpload
 from schemas.problems import Code, ProblemError
 from schemas.transactions import Receipt
@@ -62,6 +62,7 @@ class Ledger:
         self._root: dict[int, int] = {}
         self._nearest: dict[int, int] = {}
         self._lineages: dict[int, Lineage] = {}
+        self._needs: dict[int, frozenset[str]] = {}
         self._unrecorded: set[int] = set()
         self._current = 0
         for record in records:
@@ -100,22 +101,25 @@ class Ledger:
 
     def _begin_root(self, record: VersionRecord) -> None:
         if record.kind is VersionKind.BASE:
-            self._lineages[record.version] = ()
+            self._keep(record.version, ())
             return
         before = None if record.base_version is None else self.lineage(record.base_version)
         if record.kind is VersionKind.ADOPTED or before is None:
             self._unrecorded.add(record.version)
         else:
-            self._lineages[record.version] = compacted((*before, *record.uploads))
+            self._keep(record.version, compacted((*before, *record.uploads)))
+
+    def _keep(self, root: int, lineage: Lineage) -> None:
+        self._lineages[root], self._needs[root] = lineage, blobs_of(lineage)
 
     def lineage(self, version: int) -> Lineage | None:
         """What the weights of `version` consist of; none if that was never known, or was let go."""
         return self._lineages.get(self._root[self.get(version).version])
 
-    def lineages(self) -> dict[int, Lineage]:
-        """Root → lineage, those first whose weights were served last."""
-        latest = sorted(self._lineages, key=lambda root: self._nearest[root], reverse=True)
-        return {root: self._lineages[root] for root in latest}
+    def needs(self) -> dict[int, frozenset[str]]:
+        """Root → blobs that its lineage needs, those first whose weights were served last."""
+        latest = sorted(self._needs, key=lambda root: self._nearest[root], reverse=True)
+        return {root: self._needs[root] for root in latest}
 
     def root(self, version: int) -> int:
         """The first version with the same weights."""
@@ -129,6 +133,7 @@ class Ledger:
         """The uploads that these roots need are no longer kept: their versions can't be had again."""
         for root in roots:
             self._lineages.pop(root, None)
+            self._needs.pop(root, None)
 
     def learn_undo(self, held: Mapping[int, int]) -> None:
         """What undo the engine holds, per rank."""

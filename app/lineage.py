@@ -21,7 +21,9 @@ def compacted(uploads: Iterable[StagedUpload]) -> Lineage:
                 writes.append(write)
             if write.indices is None:
                 covered.add((write.tensor, write.expert))
-        if writes:
+        if len(writes) == len(upload.writes):
+            kept.append(upload)  # itself: long histories share what they have in common
+        elif writes:
             kept.append(upload.model_copy(update={"writes": tuple(reversed(writes))}))
     return tuple(reversed(kept))
 

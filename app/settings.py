@@ -46,7 +46,7 @@ class Settings(BaseSettings):
     """Undo that the engine holds, per rank."""
     blob_bytes: Bytes = ByteSize(256 * GIB)
     """Uploads of committed versions, kept to rebuild these; those that nothing needs go, oldest first."""
-    kept_versions: Annotated[int, Field(gt=0)] = 1000
+    kept_versions: Annotated[int, Field(gt=0)] = 256
     """Of how many different versions, at most, the uploads are kept beside those that must be."""
 
     body_idle_s: Seconds = 30

@@ -113,6 +113,13 @@ def test_the_way_between_two_lineages(seed: int) -> None:
     assert all((found[name] == expected[name]).all() for name in expected)
 
 
+def test_lineages_share_what_they_have_in_common() -> None:
+    """An upload that nothing covers is the same object in the next lineage, so that histories stay small."""
+    first = compacted([upload(1, dense("a", 1)), upload(2, sparse("b", 2, 0))])
+    second = compacted([*first, upload(3, sparse("b", 3, 0))])
+    assert all(one is other for one, other in zip(first, second[:2], strict=True))
+
+
 def test_what_does_not_differ_is_left_alone() -> None:
     """An expert that was not touched since is neither put back to the base nor sent again."""
     past = [upload(1, dense("a", 1, 0)), upload(2, dense("b", 2))]
