@@ -139,14 +139,21 @@ class Stack:
         }
 
     def stream(self, prompt: list[int], tokens: int) -> Iterator[str]:
-        """Pieces of a greedy completion as they come; the last is its finish reason."""
-        body = self._completion(prompt, tokens) | {"stream": True}
+        """Pieces of a greedy completion as they come; then its finish reason, and its tokens as counted."""
+        body = self._completion(prompt, tokens) | {
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
         with httpx.stream("POST", f"{self.inference}/v1/completions", json=body, timeout=300) as answer:
             answer.raise_for_status()
             for line in answer.iter_lines():
                 if not line.startswith("data: ") or line == "data: [DONE]":
                     continue
-                choice = json.loads(line[6:])["choices"][0]
+                chunk = json.loads(line[6:])
+                if not chunk["choices"]:
+                    yield str(chunk["usage"]["completion_tokens"])
+                    continue
+                choice = chunk["choices"][0]
                 yield choice["text"]
                 if choice["finish_reason"]:
                     yield choice["finish_reason"]

@@ -157,7 +157,7 @@ def test_streams_survive_commits_and_rollbacks(gptoss: Stack, weights: Weights) 
     for thread in threads:
         thread.join()
     assert changes > 1, "the streams ended before anything was changed"
-    assert [got[-1] for got in pieces] == ["length"] * len(pieces)
+    assert [got[-2:] for got in pieces] == [["length", "800"]] * len(pieces)
 
 
 def test_versions_are_stamped_on_completions(gptoss: Stack, weights: Weights) -> None:
