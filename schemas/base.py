@@ -34,13 +34,13 @@ Version = Annotated[
 
 
 def _plain_number(value: object) -> object:
-    """Only digits: `1.0`, `+1` and `1_0` name nothing."""
-    if isinstance(value, str) and not (value.isascii() and value.isdigit()):
+    """Only digits, with a sign if negative: `1.0`, `+1` and `1_0` name nothing."""
+    if isinstance(value, str) and not (value.isascii() and value.removeprefix("-").isdigit()):
         raise ValueError("not a number")
     return value
 
 
-Ordinal = Annotated[int, BeforeValidator(_plain_number), Field(ge=0, lt=10**9)]
+Ordinal = Annotated[int, BeforeValidator(_plain_number)]
 """A layer's or an expert's number in a path."""
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
