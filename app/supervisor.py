@@ -113,6 +113,7 @@ class Supervisor:
         self._record = record
         self._child: asyncio.subprocess.Process | None = None
         self._known: ProcessRecord | None = None
+        self._stopped = False
 
     def adopt(self) -> bool:
         """Take over the engine that an earlier admin left running with the same command.
@@ -127,6 +128,7 @@ class Supervisor:
 
     async def start(self) -> None:
         """Start the child with its output going to the log file, which is begun anew."""
+        self._known, self._stopped = None, False
         with self._command.log.open("wb") as log:
             self._child = await asyncio.create_subprocess_exec(
                 *self._command.argv,
@@ -148,7 +150,7 @@ class Supervisor:
     @property
     def running(self) -> bool:
         """Whether there is an engine that has not been stopped."""
-        return self._child is not None or self._known is not None
+        return not self._stopped and (self._child is not None or self._known is not None)
 
     @property
     def pid(self) -> int:
@@ -180,7 +182,7 @@ class Supervisor:
         # Workers can outlive the API server, so this is right after its end too.
         self._signal(signal.SIGKILL)
         await self.wait()
-        self._child = self._known = None
+        self._stopped = True
         await asyncio.to_thread(self._record.unlink, missing_ok=True)
 
     def _signal(self, number: signal.Signals) -> None:
