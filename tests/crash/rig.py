@@ -86,6 +86,8 @@ class Rig:
         return process
 
     def _engine_answers(self) -> bool:
+        if self._engine is not None and self._engine.poll() is not None:
+            return True  # killed by an armed admin before it could say a word
         try:
             return self.bridge("GET", "state").status_code == 200
         except httpx.TransportError:
