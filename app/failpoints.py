@@ -2,7 +2,8 @@
 
 Off unless `GRAFT_FAILPOINTS` names a folder. A file in it called like a failpoint fires
 that failpoint once. What it says is done: `kill` ends this process on the spot, `kill`
-followed by process ids ends those instead (`self` is this one), `full` is a full disk.
+followed by process ids, or by files that hold one, ends those instead (`self` is this one);
+`full` is a full disk.
 """
 
 import errno
@@ -34,6 +35,7 @@ class Failpoints:
         if what == "full":
             raise OSError(errno.ENOSPC, f"failpoint {name}")
         for other in [one for one in others if one != "self"]:
-            os.kill(int(other), signal.SIGKILL)
+            pid = other if other.isdigit() else Path(other).read_text()
+            os.kill(int(pid), signal.SIGKILL)
         if not others or "self" in others:
             os._exit(STATUS)

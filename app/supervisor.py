@@ -113,7 +113,7 @@ class Supervisor:
         self._record = record
         self._child: asyncio.subprocess.Process | None = None
         self._known: ProcessRecord | None = None
-        self._status: int | None = None
+        self._stopped = False
 
     def adopt(self) -> bool:
         """Take over the engine that an earlier admin left running with the same command.
@@ -128,6 +128,7 @@ class Supervisor:
 
     async def start(self) -> None:
         """Start the child with its output going to the log file, which is begun anew."""
+        self._known, self._stopped = None, False
         with self._command.log.open("wb") as log:
             self._child = await asyncio.create_subprocess_exec(
                 *self._command.argv,
@@ -149,7 +150,7 @@ class Supervisor:
     @property
     def running(self) -> bool:
         """Whether there is an engine that has not been stopped."""
-        return self._child is not None or self._known is not None
+        return not self._stopped and (self._child is not None or self._known is not None)
 
     @property
     def pid(self) -> int:
@@ -166,7 +167,7 @@ class Supervisor:
             return await self._child.wait()
         while self._known is not None and self._known.alive:  # noqa: ASYNC110 - nobody tells us
             await asyncio.sleep(_LOOK_S)
-        return self._status
+        return None
 
     async def stop(self, grace_s: float) -> None:
         """End the whole group: SIGTERM, and SIGKILL to whoever is left after `grace_s` seconds.
@@ -180,8 +181,8 @@ class Supervisor:
             await asyncio.wait_for(self.wait(), grace_s)
         # Workers can outlive the API server, so this is right after its end too.
         self._signal(signal.SIGKILL)
-        self._status = await self.wait()
-        self._child = self._known = None
+        await self.wait()
+        self._stopped = True
         await asyncio.to_thread(self._record.unlink, missing_ok=True)
 
     def _signal(self, number: signal.Signals) -> None:

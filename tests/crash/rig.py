@@ -15,7 +15,7 @@ from schemas.bridge import PREFIX
 from tests.fakes.admin import OCTETS
 
 ROOT = Path(__file__).parents[2]
-PATIENCE_S = 60.0
+PATIENCE_S = 180.0
 
 
 class Lost(Exception):
@@ -39,12 +39,6 @@ class Rig:
         self._starts = 0
         self.start_engine()
         self.start_admin()
-
-    @property
-    def pids(self) -> dict[str, int]:
-        """Process ids by who it is."""
-        assert self._admin and self._engine
-        return {"admin": self._admin.pid, "engine": self._engine.pid}
 
     def start_engine(self) -> None:
         """Start an engine at the base, and wait until it answers."""
@@ -80,7 +74,7 @@ class Rig:
             "GRAFT_BLOB_BYTES": "4KiB",
         }
         with (self.folder / f"{name}{self._starts}.log").open("wb") as log:
-            return subprocess.Popen(
+            process = subprocess.Popen(
                 [sys.executable, *command],
                 env=env,
                 cwd=ROOT,
@@ -88,8 +82,12 @@ class Rig:
                 stderr=log,
                 stdin=subprocess.DEVNULL,
             )
+        (self.folder / f"{name}.pid").write_text(str(process.pid))
+        return process
 
     def _engine_answers(self) -> bool:
+        if self._engine is not None and self._engine.poll() is not None:
+            return True  # killed by an armed admin before it could say a word
         try:
             return self.bridge("GET", "state").status_code == 200
         except httpx.TransportError:
@@ -115,7 +113,8 @@ class Rig:
     def arm(self, point: str, victim: str) -> None:
         """Have `victim` die when anybody comes to `point`."""
         me, other = ("engine", "admin") if point.startswith("engine.") else ("admin", "engine")
-        words = {me: "kill", other: f"kill {self.pids[other]}", "both": f"kill {self.pids[other]} self"}
+        pid = self.folder / f"{other}.pid"
+        words = {me: "kill", other: f"kill {pid}", "both": f"kill {pid} self"}
         draft = self.armed.with_name("draft")
         draft.write_text(words[victim])
         draft.rename(self.armed / point)

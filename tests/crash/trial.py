@@ -97,8 +97,6 @@ class Trial:
 
     def _replay(self, point: str, victim: str) -> bool:
         self.rig.kill("engine")
-        if point.startswith("engine.") or victim != "admin":
-            self.rig.revive()  # whoever is to die has to be known by its id
         self.rig.arm(point, victim)
         self.rig.revive()
         reached = self.rig.wait_for_death(point)
@@ -114,12 +112,8 @@ class Trial:
         if first is not None:
             raise Lost(f"the admin did not die: {first.text}")
         self.rig.kill("admin")
-        if victim == "admin":
-            self.rig.arm(point, victim)
-            self.rig.revive()
-        else:
-            self.rig.revive()
-            self.rig.arm(point, victim)
+        self.rig.arm(point, victim)
+        self.rig.revive()
         reached = self.rig.wait_for_death(point)
         self._recover()
         self._learn(None)

@@ -1,6 +1,7 @@
 """`graft serve` as a process, with a stand-in for vLLM as its child."""
 
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -158,6 +159,20 @@ def test_an_engine_that_dies_is_started_again_and_replayed(serve: Serve, free_po
     assert _commit(served, 2) == "2"
     served.process.terminate()
     assert served.process.wait(60) == 0
+
+
+def test_an_engine_that_keeps_dying_ends_the_service(serve: Serve, free_port: int) -> None:
+    """Restarts are bounded (here by two): then the service ends, non-zero, and says why."""
+    served = serve(fake_engine(), "m", "--engine-port", str(free_port))
+    served.wait_for("# roll back")
+    for count in range(3):
+        pids = [int(pid) for pid in re.findall(r"engine: process (\d+)", served.said)]
+        assert len(pids) == count + 1
+        os.killpg(pids[-1], signal.SIGKILL)
+        if count < 2:
+            served.wait_for(rf"(?s)(ready again.*){{{count + 1}}}")
+    assert served.process.wait(60) == 1
+    assert served.said.count("the engine ended with status -9") == 3
 
 
 def test_an_engine_of_unknown_state_is_replaced(serve: Serve, free_port: int) -> None:
