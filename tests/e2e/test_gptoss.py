@@ -146,7 +146,7 @@ def test_streams_survive_commits_and_rollbacks(gptoss: Stack, weights: Weights) 
     threads = [threading.Thread(target=follow, args=(index,)) for index in range(len(pieces))]
     for thread in threads:
         thread.start()
-    while not all(pieces):
+    while not any(pieces):
         time.sleep(0.001)
     changes = 0
     while any(thread.is_alive() for thread in threads) and changes < 6:
