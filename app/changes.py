@@ -11,7 +11,7 @@ from app.engine import EngineUnreachable
 from app.ledger import Ledger, VersionRecord
 from app.link import EngineLink, undo_of
 from app.metrics import Metrics
-from app.outcome import Work
+from app.outcome import NotBegun, Work
 from app.preconditions import Precondition, check_base
 from app.receipts import Change, receipt_of
 from app.staging import Staging
@@ -20,7 +20,7 @@ from app.undo import UndoRoom
 from loaders.staged import fsync_all
 from schemas.bridge import CommitResult, EngineState
 from schemas.problems import Code, ProblemError
-from schemas.transactions import Receipt, State
+from schemas.transactions import RECOMPUTE, FlightOptions, Receipt, State
 from schemas.versions import VersionKind
 
 _OVERTAKEN_S = 0.05
@@ -81,7 +81,9 @@ class Changes:
         await self._discard(transaction)
         return transaction.receipt
 
-    async def rollback(self, target: int, expected: Precondition) -> Receipt:
+    async def rollback(
+        self, target: int, expected: Precondition, flight: FlightOptions = RECOMPUTE
+    ) -> Receipt:
         """A new version with the weights of `target`. Raises version_not_held and what a commit does."""
         with self._exclusive(), self._metrics.change("rollback"):
             self._link.require_writable()
@@ -96,7 +98,7 @@ class Changes:
             except ProblemError:
                 await outcome.drop(self._link, prepared.key)
                 raise
-            result = await self._commit_on_engine(prepared)
+            result = await self._commit_on_engine(prepared, flight)
             change = Change(VersionKind.ROLLBACK, self._ledger.next, current, restores=target)
             receipt = self._record(change, prepared, result)
             await self.undo.trim()
@@ -128,6 +130,8 @@ class Changes:
     async def _state_at(self, current: int) -> EngineState:
         """Where the engine stands; the ledger learns what undo it really holds."""
         state = await self._link.state_at(current)
+        if state.paused:  # and not by a change, since this is the only one
+            raise ProblemError(Code.ENGINE_ASLEEP, "Wake the engine, or resume its generation, first.")
         self._ledger.undo = undo_of(state)
         return state
 
@@ -152,9 +156,9 @@ class Changes:
     async def _commit_transaction(self, transaction: Transaction, prepared: Prepared) -> CommitResult:
         transaction.move(State.COMMITTING)
         try:
-            return await self._commit_on_engine(prepared)
-        except EngineUnreachable:
-            transaction.move(State.PREPARED)  # the engine was not asked, so nothing has happened
+            return await self._commit_on_engine(prepared, transaction.options)
+        except (EngineUnreachable, NotBegun):
+            transaction.move(State.PREPARED)  # nothing has happened
             raise
         except ProblemError as error:
             transaction.problem = error.problem()
@@ -162,10 +166,10 @@ class Changes:
             await self._staging.discard(transaction.take_files())
             raise
 
-    async def _commit_on_engine(self, prepared: Prepared) -> CommitResult:
+    async def _commit_on_engine(self, prepared: Prepared, flight: FlightOptions) -> CommitResult:
         boots = self._link.require().boots
         try:
-            return await outcome.commit(self._link, boots, prepared, self._ledger.next)
+            return await outcome.commit(self._link, boots, prepared, self._ledger.next, flight)
         except ProblemError as error:
             if error.code is Code.STATE_UNKNOWN:
                 self._link.mark_unknown(error.detail, boots)

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 from app.settings import Settings
 from schemas import bridge
 from schemas.problems import Code, ProblemError
+from schemas.transactions import RECOMPUTE, FlightOptions, InFlight
 
 Answer = TypeVar("Answer", bound=BaseModel)
 
@@ -101,10 +102,19 @@ class EngineClient:
         _check_nonce(result.ranks, request.nonce)
         return result
 
-    async def commit(self, key: str, version: int) -> bridge.CommitResult:
+    async def commit(self, key: str, version: int, flight: FlightOptions = RECOMPUTE) -> bridge.CommitResult:
         """Phase two on every rank."""
-        request = bridge.CommitRequest(nonce=_nonce(), key=key, version=version)
-        result = await self._post("commit", request, bridge.CommitResult, self._settings.engine_commit_s)
+        request = bridge.CommitRequest(
+            nonce=_nonce(),
+            key=key,
+            version=version,
+            in_flight=flight.in_flight,
+            drain_timeout_s=flight.drain_timeout_s or self._settings.drain_s,
+        )
+        bound = self._settings.engine_commit_s
+        if flight.in_flight is InFlight.WAIT:
+            bound += request.drain_timeout_s
+        result = await self._post("commit", request, bridge.CommitResult, bound)
         _check_nonce(result.ranks, request.nonce)
         return result
 

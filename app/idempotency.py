@@ -21,6 +21,8 @@ _TRY_AGAIN = frozenset(
         Code.ENGINE_UNAVAILABLE,
         Code.RECOVERING,
         Code.PREPARE_FAILED,
+        Code.ENGINE_ASLEEP,
+        Code.DRAIN_TIMEOUT,
         Code.STAGED_BUDGET,
         Code.UNDO_BUDGET,
         Code.DISK_FULL,

@@ -10,8 +10,13 @@ from app.transactions import Prepared
 from schemas import bridge
 from schemas.bridge import Outcome, RankReport
 from schemas.problems import STATUS, Code, ProblemError
+from schemas.transactions import RECOMPUTE, FlightOptions
 
 _SETTLE_STEP_S = 0.05
+
+
+class NotBegun(ProblemError):
+    """The engine did not begin with a commit: no weight was written, and it may be asked again."""
 
 
 @dataclass(frozen=True)
@@ -44,15 +49,19 @@ async def drop(link: EngineLink, key: str) -> None:
 
 
 async def commit(
-    link: EngineLink, boots: dict[int, str], prepared: Prepared, version: int
+    link: EngineLink,
+    boots: dict[int, str],
+    prepared: Prepared,
+    version: int,
+    flight: FlightOptions = RECOMPUTE,
 ) -> bridge.CommitResult:
     """Phase two on every rank of `boots`.
 
-    Raises EngineUnreachable (never asked), commit_undone (every rank runs the old
-    version), state_unknown.
+    Raises EngineUnreachable (never asked), NotBegun, commit_undone (every rank runs the
+    old version), state_unknown.
     """
     try:
-        result = await link.client.commit(prepared.key, version)
+        result = await link.client.commit(prepared.key, version, flight)
     except EngineUnreachable:
         raise
     except ProblemError as error:
@@ -74,6 +83,8 @@ def _judge_prepare(result: bridge.PrepareResult, boots: dict[int, str]) -> None:
 
 
 def _judge_commit(result: bridge.CommitResult, boots: dict[int, str]) -> bridge.CommitResult:
+    if result.outcome is Outcome.FAILED and result.code is not None:
+        raise NotBegun(result.code, result.detail or "Nothing was written.")
     ranks = _per_rank(result.ranks)
     complete = {rank.rank for rank in result.ranks} == set(boots) and all(rank.ok for rank in result.ranks)
     if _foreign(result.ranks, boots):

@@ -62,6 +62,9 @@ class Settings(BaseSettings):
     engine_prepare_s: Seconds = 600
     """Bound on phase one; the engine is told to give up after nine tenths of it."""
     engine_commit_s: Seconds = 300
+    """Bound on phase two, beside the wait for running requests."""
+    drain_s: Annotated[float, Field(gt=0, le=3600)] = 60
+    """How long `in_flight=wait` waits for running requests to end, unless a request says otherwise."""
     engine_settle_s: Seconds = 20
     """How long to look for the outcome of a commit whose answer was lost."""
     engine_poll_s: Seconds = 1

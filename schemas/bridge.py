@@ -11,6 +11,7 @@ from schemas.base import Digest, Output, Version
 from schemas.dtypes import Dtype
 from schemas.model import CheckpointTensor, ModelInfo
 from schemas.problems import Code
+from schemas.transactions import InFlight
 
 PREFIX = "/graft/v1"
 """Where the bridge's routes are mounted on vLLM's API server."""
@@ -69,6 +70,9 @@ class CommitRequest(Output):
     nonce: str
     key: str
     version: Version
+    in_flight: InFlight = InFlight.RECOMPUTE
+    drain_timeout_s: float = 60.0
+    """How long `wait` waits for running requests to end."""
 
 
 class KeyRequest(Output):
@@ -165,10 +169,13 @@ class CommitResult(Output):
     apply_ms: float
     resume_ms: float
     caches: dict[str, str]
-    """Cache name → `reset`, `none` (there is no such cache) or `failed`."""
+    """Cache name → `reset`, `none` (there is no such cache), `failed`, or `mixed`: to be reset when
+    the last request that has KV of the old weights has ended."""
     in_flight: str
     """What happened to running requests, for example `recomputed`."""
     detail: str | None = None
+    code: Code | None = None
+    """Why the commit was not begun, if it was not: no weight was written."""
 
 
 class RankState(Output):

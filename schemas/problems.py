@@ -64,6 +64,9 @@ class Code(StrEnum):
     VERSION_NOT_HELD = "version_not_held"
     CLIENT_GONE = "client_gone"
     STATE_IN_USE = "state_in_use"
+    DRAFT_MODEL = "draft_model"
+    ENGINE_ASLEEP = "engine_asleep"
+    DRAIN_TIMEOUT = "drain_timeout"
     # what there is no room for
     STAGED_BUDGET = "staged_budget"
     UNDO_BUDGET = "undo_budget"
@@ -126,6 +129,9 @@ STATUS: dict[Code, tuple[int, str]] = {
     Code.VERSION_NOT_HELD: (409, "What rolling back to that version needs is no longer held"),
     Code.CLIENT_GONE: (400, "The client went away before the body was complete"),
     Code.STATE_IN_USE: (409, "Another admin process uses this state folder"),
+    Code.DRAFT_MODEL: (409, "The engine has a draft model, which would keep its weights"),
+    Code.ENGINE_ASLEEP: (409, "The engine sleeps or is paused"),
+    Code.DRAIN_TIMEOUT: (503, "Running requests did not end in time"),
     Code.STAGED_BUDGET: (507, "The budget for staged bytes is used up"),
     Code.UNDO_BUDGET: (507, "The budget for undo bytes is used up"),
     Code.DISK_FULL: (507, "The disk is full"),

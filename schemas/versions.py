@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from schemas.base import Input, Output, Version
-from schemas.transactions import Receipt
+from schemas.transactions import FlightOptions, Receipt
 
 BaselineName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
 
@@ -59,7 +59,7 @@ class Versions(Output):
     versions: tuple[VersionEntry, ...]
 
 
-class RollbackRequest(Input):
+class RollbackRequest(FlightOptions):
     """What to go back to: exactly one of the two."""
 
     to_version: Version | None = None

@@ -64,7 +64,7 @@ async def rollback(
     target = request.to_version
     if target is None:
         target = _baseline_version(service.ledger, request.to_baseline or "")
-    receipt = await service.changes.rollback(target, parse_if_match(if_match))
+    receipt = await service.changes.rollback(target, parse_if_match(if_match), request)
     response.headers["etag"] = etag(receipt.version)
     return receipt
 

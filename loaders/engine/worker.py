@@ -84,6 +84,13 @@ class GraftWorker:
         """Version, prepared work and undo."""
         return self.graft_answer(nonce, lambda: self.graft_need().state())
 
+    def graft_running(self, nonce: str) -> str:
+        """Version, and the requests that hold KV on this rank or did before they were preempted."""
+        worker: Any = self
+        return self.graft_answer(
+            nonce, lambda: Running(version=self.graft_need().version, requests=_requests(worker.model_runner))
+        )
+
     def graft_apply(self, nonce: str, request: str) -> str:
         """Phase two on this rank."""
 
@@ -180,6 +187,20 @@ class VersionedDigests(BaseModel):
 
     version: int
     digests: Any
+
+
+class Running(BaseModel):
+    """Requests of one rank, by vLLM's own ids."""
+
+    version: int
+    requests: tuple[str, ...]
+
+
+def _requests(runner: Any) -> tuple[str, ...]:
+    """What the model runner holds; vLLM's second runner keeps it elsewhere than its first."""
+    if hasattr(runner, "requests"):
+        return tuple(runner.requests)
+    return tuple(runner.req_states.req_id_to_index)
 
 
 class Catalogued(BaseModel):

@@ -149,7 +149,7 @@ async def test_what_is_answered_is_what_was_promised(tmp_path: Path) -> None:
         paths = schema["paths"]
         opened = await admin.open()
         requests: list[tuple[str, str, str, Json]] = [
-            ("post", "/v1/transactions", "/v1/transactions", {"json": {"in_flight": "keep"}}),
+            ("post", "/v1/transactions", "/v1/transactions", {"json": {"in_flight": "later"}}),
             ("post", "/v1/transactions", "/v1/transactions", {"json": {"base_version": 3}}),
             ("get", "/v1/transactions/{id}", "/v1/transactions/x", {}),
             ("post", "/v1/transactions/{id}/commit", f"{opened}/commit", {}),

@@ -22,9 +22,16 @@ from schemas.bridge import Outcome, RankError, RankReport
 from schemas.dtypes import Dtype
 from schemas.model import CheckpointTensor, ModelInfo, Treatment
 from schemas.problems import Code, ProblemError
+from schemas.transactions import InFlight
 from tests.fakes.safetensors import write_file
 
 LAYERS, EXPERTS, HIDDEN, INNER, VOCAB = 2, 4, 8, 6, 16
+_FATES = {
+    InFlight.RECOMPUTE: "recomputed",
+    InFlight.WAIT: "finished",
+    InFlight.ABORT: "aborted",
+    InFlight.KEEP: "kept",
+}
 _RAW: dict[int, type[np.generic]] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 Array = np.ndarray[tuple[int, ...], np.dtype[np.generic]]
@@ -123,6 +130,8 @@ class Faults:
     prepare: dict[int, RankError] = field(default_factory=dict)
     commit: dict[int, str] = field(default_factory=dict)
     """Rank → `before`, `middle` or `after` its writes."""
+    refuse: Code | None = None
+    """Commits are not begun, for this reason."""
     undo: set[int] = field(default_factory=set)
     """Ranks that can't be brought back."""
     cache: bool = False
@@ -148,6 +157,7 @@ class FakeEngine:
         self.secret = secret
         self.faults = Faults()
         self.calls: list[str] = []
+        self.commits: list[bridge.CommitRequest] = []
         self.paused = False
         self.started = 0
         self.ranks: list[Rank] = []
@@ -241,6 +251,9 @@ class FakeEngine:
     async def commit(self, request: bridge.CommitRequest, http: Request) -> dict[str, object]:
         """Phase two: all ranks or none; goes on if the caller goes away."""
         await self._enter("commit", http)
+        self.commits.append(request)
+        if self.faults.refuse:
+            return self._answer(_not_begun(self.faults.refuse), request.nonce)
         return await asyncio.shield(asyncio.create_task(self._commit(request)))
 
     async def _commit(self, request: bridge.CommitRequest) -> dict[str, object]:
@@ -251,7 +264,8 @@ class FakeEngine:
         self.paused = True
         written: list[tuple[Rank, list[Piece]]] = []
         reports = [self._apply(rank, rank.prepared.pop(request.key), written) for rank in self.ranks]
-        caches = {"prefix": "failed" if self.faults.cache else "reset", "encoder": "none"}
+        prefix = "mixed" if request.in_flight is InFlight.KEEP else "reset"
+        caches = {"prefix": "failed" if self.faults.cache else prefix, "encoder": "none"}
         failed = (self.faults.cache and not self.faults.boast) or not all(report.ok for report in reports)
         outcome = self._undo(written) if failed else Outcome.DONE
         if outcome is Outcome.DONE:
@@ -265,7 +279,7 @@ class FakeEngine:
             apply_ms=3.0,
             resume_ms=1.0,
             caches=caches,
-            in_flight="recomputed",
+            in_flight=_FATES[request.in_flight],
         )
         return self._answer(result, request.nonce)
 
@@ -375,6 +389,20 @@ class Line(httpx.AsyncBaseTransport):
         if self.cuts.get(name) == "after":
             raise httpx.ReadError("cut")
         return response
+
+
+def _not_begun(code: Code) -> bridge.CommitResult:
+    return bridge.CommitResult(
+        outcome=Outcome.FAILED,
+        ranks=(),
+        pause_ms=0.0,
+        apply_ms=0.0,
+        resume_ms=0.0,
+        caches={},
+        in_flight="kept",
+        detail="a fake reason",
+        code=code,
+    )
 
 
 def _load(path: Path, span: bridge.Span, kind: type[np.generic]) -> Array:
