@@ -14,6 +14,7 @@ from app.metrics import Metrics
 from app.outcome import NotBegun, Work
 from app.preconditions import Precondition, check_base
 from app.receipts import Change, receipt_of
+from app.source import Source
 from app.staging import Staging
 from app.transactions import IDLE, Prepared, Transaction
 from app.undo import UndoRoom
@@ -21,7 +22,7 @@ from loaders.staged import fsync_all
 from schemas.bridge import CommitResult, EngineState
 from schemas.problems import Code, ProblemError
 from schemas.transactions import RECOMPUTE, FlightOptions, Receipt, State
-from schemas.versions import VersionKind
+from schemas.versions import ReloadRequest, VersionKind
 
 _OVERTAKEN_S = 0.05
 """Pause before preparing again when another change came between."""
@@ -103,6 +104,27 @@ class Changes:
             receipt = self._record(change, prepared, result)
             await self.undo.trim()
         return receipt
+
+    async def reload(self, source: Source, request: ReloadRequest, expected: Precondition) -> Receipt:
+        """A new version with the weights of `source`. Raises what a commit does, and bad_checkpoint."""
+        with self._exclusive(), self._metrics.change("reload"):
+            self._link.require_writable()
+            current = self._ledger.current.version
+            expected.check(current)
+            check_base(request.base_version, current)
+            await self._state_at(current)
+            prepared = await outcome.prepare(self._link, _key(), current, Work(uploads=source.uploads))
+            try:
+                # From here on the values are the engine's own; the files may change.
+                await asyncio.to_thread(source.require_unchanged)
+                await self.undo.make(_undo_nbytes(prepared))
+            except ProblemError:
+                await outcome.drop(self._link, prepared.key)
+                raise
+            result = await self._commit_on_engine(prepared, request)
+            path = str(source.folder.path)
+            change = Change(VersionKind.RELOAD, self._ledger.next, current, path=path, label=request.label)
+            return self._record(change, prepared, result)
 
     async def end(self, transaction: Transaction, state: State) -> None:
         """Abort or expire: nothing of it stays, here or on the engine."""

@@ -7,7 +7,7 @@ from fastapi import FastAPI
 
 from app import openapi, problems
 from app.access import Access
-from app.routes import baselines, health, model, readback, status, transactions, uploads, versions
+from app.routes import baselines, health, model, readback, reload, status, transactions, uploads, versions
 from app.service import Service
 from app.settings import Settings
 from app.unread import CloseUnread
@@ -35,7 +35,7 @@ def create_app(
     app.state.service = service
     app.add_middleware(Access, settings=service.settings, source=service)
     app.add_middleware(CloseUnread)
-    for part in (health, status, model, transactions, uploads, versions, baselines, readback):
+    for part in (health, status, model, transactions, uploads, versions, baselines, reload, readback):
         app.include_router(part.router)
     problems.install(app)
     openapi.install(app)

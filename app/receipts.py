@@ -10,13 +10,15 @@ from schemas.versions import VersionKind
 
 @dataclass(frozen=True)
 class Change:
-    """A commit of `transaction`, or a rollback that `restores` a version."""
+    """A commit of `transaction`, a rollback that `restores` a version, or a reload of the folder `path`."""
 
     kind: VersionKind
     version: int
     base: int
     transaction: Transaction | None = None
     restores: int | None = None
+    path: str | None = None
+    label: str | None = None
 
 
 def receipt_of(change: Change, prepared: Prepared, result: CommitResult) -> Receipt:
@@ -30,7 +32,8 @@ def receipt_of(change: Change, prepared: Prepared, result: CommitResult) -> Rece
         base_version=change.base,
         restores=change.restores,
         transaction=transaction.id if transaction else None,
-        label=transaction.options.label if transaction else None,
+        path=change.path,
+        label=transaction.options.label if transaction else change.label,
         tensors=_tensors(writes_tensors=len({write.tensor for write in writes}), ranks=ranks),
         experts=len({one.place for one in uploads} - {None}),
         nbytes=Volume(

@@ -19,6 +19,7 @@ from app.idempotency import Replies
 from app.ledger import Ledger
 from app.link import EngineLink
 from app.metrics import Metrics
+from app.reload import Reloads
 from app.settings import Settings
 from app.staging import Staging
 from app.tasks import Tasks
@@ -50,6 +51,7 @@ class Service:
         undo = UndoRoom(self.client, self.ledger, settings.undo_bytes)
         self.staging = Staging(settings)
         self.changes = Changes(self.link, self.ledger, undo, self.staging, self.metrics)
+        self.reloads = Reloads(settings, self.client, self.link, self.ledger, self.changes)
 
     @asynccontextmanager
     async def running(self, app: FastAPI) -> AsyncIterator[None]:

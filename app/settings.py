@@ -45,6 +45,10 @@ class Settings(BaseSettings):
     undo_bytes: Bytes = ByteSize(16 * GIB)
     """Undo that the engine holds, per rank."""
 
+    reload_roots: tuple[Path, ...] = ()
+    """Folders below which reload may read, as JSON in the environment; none: the served model's own
+    folder and the one that it is in."""
+
     body_idle_s: Seconds = 30
     """Longest silence within an upload."""
     body_total_s: Seconds = 3600

@@ -218,6 +218,8 @@ class EngineDescription(Output):
     parallel: ParallelLayout
     model: ModelInfo
     tensors: tuple[CheckpointTensor, ...]
+    checkpoint: str | None = None
+    """Folder of the safetensors files that the engine was loaded from."""
 
 
 class TensorDigest(Output):

@@ -53,6 +53,10 @@ class Code(StrEnum):
     UNKNOWN_EXPERT = "unknown_expert"
     UNKNOWN_VERSION = "unknown_version"
     UNKNOWN_BASELINE = "unknown_baseline"
+    UNKNOWN_OPERATION = "unknown_operation"
+    PATH_NOT_ALLOWED = "path_not_allowed"
+    BAD_CHECKPOINT = "bad_checkpoint"
+    CHECKPOINT_MISMATCH = "checkpoint_mismatch"
     # when it was sent
     BUSY = "busy"
     IN_PROGRESS = "in_progress"
@@ -119,6 +123,10 @@ STATUS: dict[Code, tuple[int, str]] = {
     Code.UNKNOWN_EXPERT: (404, "There is no such expert"),
     Code.UNKNOWN_VERSION: (404, "There is no such version"),
     Code.UNKNOWN_BASELINE: (404, "There is no such baseline"),
+    Code.UNKNOWN_OPERATION: (404, "There is no such operation"),
+    Code.PATH_NOT_ALLOWED: (403, "That path on the server is not allowed"),
+    Code.BAD_CHECKPOINT: (422, "The folder is not a readable checkpoint"),
+    Code.CHECKPOINT_MISMATCH: (422, "The checkpoint is of another model"),
     Code.BUSY: (409, "Another commit or rollback is under way"),
     Code.IN_PROGRESS: (409, "The first request with this idempotency key still runs"),
     Code.IDEMPOTENCY_MISMATCH: (422, "The idempotency key was used for another request"),

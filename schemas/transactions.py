@@ -145,6 +145,8 @@ class Receipt(Output):
     base_version: Version
     restores: Version | None = None
     """The version whose weights a rollback put back."""
+    path: str | None = None
+    """The checkpoint folder that a reload read."""
     transaction: str | None = None
     label: str | None = None
     tensors: int

@@ -87,6 +87,7 @@ def _entry(ledger: Ledger, record: VersionRecord, lowest: int) -> dict[str, Any]
         "restores": record.restores,
         "transaction": record.transaction,
         "label": record.label,
+        "path": record.receipt.path if record.receipt else None,
         "held": ledger.nearest(record.version) >= lowest,
         "undo_nbytes": ledger.undo.get(record.version, 0),
         "baselines": names,

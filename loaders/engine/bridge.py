@@ -137,6 +137,7 @@ async def describe(engine: Engine) -> EngineDescription:
         ),
         model=first["model"],
         tensors=tuple(first["tensors"]),
+        checkpoint=first["checkpoint"],
     )
 
 

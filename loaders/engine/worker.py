@@ -212,6 +212,7 @@ class Catalogued(BaseModel):
     pipeline_parallel: int
     data_parallel: int
     expert_parallel: bool
+    checkpoint: str
 
     @staticmethod
     def of(worker: GraftWorker) -> "Catalogued":
@@ -235,6 +236,7 @@ class Catalogued(BaseModel):
             pipeline_parallel=parallel.pipeline_parallel_size,
             data_parallel=parallel.data_parallel_size,
             expert_parallel=parallel.enable_expert_parallel,
+            checkpoint=str(session.checkpoint),
         )
 
 

@@ -17,6 +17,7 @@ from tests.fakes.admin import OCTETS, code, expert_body, running
 Json = dict[str, Any]
 Operations = list[tuple[APIRoute, str, Json]]
 PROBLEM = "application/problem+json"
+COMMITS = {"commit_transaction", "rollback", "reload", "put_expert_now", "post_patches_now"}
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +75,7 @@ def test_the_contracts_paths_are_literal(schema: Json) -> None:
         "/v1/versions/{n}",
         "/v1/versions/current",
         "/v1/rollback",
+        "/v1/reload",
         "/v1/baselines/{name}",
         "/v1/digests",
     }
@@ -108,7 +110,13 @@ def test_headers_are_named(schema: Json, operations: Operations) -> None:
         names = {one["name"] for one in operation.get("parameters", []) if one["in"] == "header"}
         changes = method in ("POST", "PUT")
         assert ("Idempotency-Key" in names) == changes, route.path
-        commits = route.name in ("commit_transaction", "rollback", "put_expert_now", "post_patches_now")
+        commits = route.name in (
+            "commit_transaction",
+            "rollback",
+            "reload",
+            "put_expert_now",
+            "post_patches_now",
+        )
         assert ("If-Match" in names) == commits, route.path
         assert ("Content-Digest" in names) == isinstance(route, UploadRoute), route.path
         if commits:
@@ -159,6 +167,8 @@ async def test_what_is_answered_is_what_was_promised(tmp_path: Path) -> None:
             ("put", "/v1/experts/{layer}/{expert}", "/v1/experts/0/0", {"content": expert_body()}),
             ("post", "/v1/patches", "/v1/patches", {"content": expert_body(), "headers": OCTETS}),
             ("post", "/v1/rollback", "/v1/rollback", {"json": {"to_version": 3}}),
+            ("post", "/v1/reload", "/v1/reload", {}),
+            ("post", "/v1/reload", "/v1/reload", {"json": {"path": "no"}}),
             ("get", "/v1/versions/{n}", "/v1/versions/x", {}),
             ("get", "/v1/versions/{n}", "/v1/versions/5", {}),
             ("get", "/v1/baselines/{name}", "/v1/baselines/x", {}),

@@ -159,6 +159,8 @@ class FakeEngine:
         self.calls: list[str] = []
         self.commits: list[bridge.CommitRequest] = []
         self.paused = False
+        self.checkpoint: str | None = None
+        """The folder that it says it was loaded from."""
         self.started = 0
         self.ranks: list[Rank] = []
         self._tensors = {tensor.name: tensor for tensor in tensors()}
@@ -222,6 +224,7 @@ class FakeEngine:
                 experts=EXPERTS,
             ),
             tensors=tensors(),
+            checkpoint=self.checkpoint,
         )
 
     async def state(self, http: Request) -> bridge.EngineState:
