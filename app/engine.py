@@ -2,7 +2,7 @@
 
 import asyncio
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -133,9 +133,13 @@ class EngineClient:
         request = bridge.DigestsRequest(nonce=_nonce(), prefix=prefix)
         return await self._post("digests", request, bridge.DigestsResult, self._settings.engine_read_s)
 
-    async def read(self, path: Path, tensors: Sequence[bridge.ReadTensor]) -> bridge.ReadResult:
+    async def read(
+        self, path: Path, tensors: Sequence[bridge.ReadTensor], metadata: Mapping[str, str] | None = None
+    ) -> bridge.ReadResult:
         """Have the engine write `tensors` to the file at `path`."""
-        request = bridge.ReadRequest(nonce=_nonce(), path=str(path), tensors=tuple(tensors))
+        request = bridge.ReadRequest(
+            nonce=_nonce(), path=str(path), tensors=tuple(tensors), metadata=dict(metadata or {})
+        )
         return await self._post("read", request, bridge.ReadResult, self._settings.engine_read_s)
 
     async def _post(self, name: str, request: BaseModel, kind: type[Answer], bound_s: float) -> Answer:

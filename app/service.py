@@ -15,10 +15,12 @@ from fastapi import Depends, FastAPI, Request
 from app.access import load_token
 from app.changes import Changes
 from app.engine import EngineClient
+from app.exports import Exports
 from app.idempotency import Replies
 from app.ledger import Ledger
 from app.link import EngineLink
 from app.metrics import Metrics
+from app.operations import Operations
 from app.reload import Reloads
 from app.settings import Settings
 from app.staging import Staging
@@ -51,6 +53,8 @@ class Service:
         undo = UndoRoom(self.client, self.ledger, settings.undo_bytes)
         self.staging = Staging(settings)
         self.changes = Changes(self.link, self.ledger, undo, self.staging, self.metrics)
+        self.operations = Operations(settings.operations)
+        self.exports = Exports(settings, self.client, self.link, self.ledger, self.operations)
         self.reloads = Reloads(settings, self.client, self.link, self.ledger, self.changes)
 
     @asynccontextmanager
@@ -62,6 +66,7 @@ class Service:
         try:
             yield
         finally:
+            await self.exports.close()
             await self.tasks.drain()
             for task in background:
                 task.cancel()

@@ -48,6 +48,8 @@ class Settings(BaseSettings):
     reload_roots: tuple[Path, ...] = ()
     """Folders below which reload may read, as JSON in the environment; none: the served model's own
     folder and the one that it is in."""
+    export_roots: tuple[Path, ...] = ()
+    """Folders below which exports may be written; none: as for reload."""
 
     body_idle_s: Seconds = 30
     """Longest silence within an upload."""
@@ -84,6 +86,8 @@ class Settings(BaseSettings):
     """How many ended transactions stay readable."""
     idempotency_keys: Annotated[int, Field(gt=0)] = 10_000
     """How many answers are kept for repeated requests."""
+    operations: Annotated[int, Field(gt=0)] = 1000
+    """How many ended operations stay readable."""
 
     @property
     def staged_dir(self) -> Path:

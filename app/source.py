@@ -36,9 +36,8 @@ class Source:
 
         Raises bad_checkpoint (a tensor is in two files), checkpoint_mismatch, tied_tensor.
         """
-        found = _found(folder)
+        found = require_same(folder, catalogue)
         tensors = catalogue.tensors()
-        _require_same(found, tensors)
         _require_tied(found, tensors)
         fixed = tuple(tensor for tensor in tensors if tensor.treatment is Treatment.UNSUPPORTED)
         skipped = {tensor.name for tensor in fixed}
@@ -73,11 +72,16 @@ def _found(folder: CheckpointFolder) -> Found:
     return found
 
 
-def _require_same(found: Found, tensors: list[CheckpointTensor]) -> None:
-    """Names, shapes and dtypes; the first differences are listed."""
-    faults = list(_differences(found, {tensor.name: tensor for tensor in tensors}))
+def require_same(folder: CheckpointFolder, catalogue: Catalogue) -> Found:
+    """All tensors of a folder, if they are the engine's by names, shapes and dtypes.
+
+    Raises checkpoint_mismatch, which lists the first differences, and bad_checkpoint.
+    """
+    found = _found(folder)
+    faults = list(_differences(found, {tensor.name: tensor for tensor in catalogue.tensors()}))
     if faults:
         raise listed(Code.CHECKPOINT_MISMATCH, faults)
+    return found
 
 
 def _differences(found: Found, tensors: dict[str, CheckpointTensor]) -> Iterator[Fault]:

@@ -34,7 +34,7 @@ def fsync_all(files: Iterable[StagedFile]) -> None:
     paths = [file.path for file in files]
     with refuse_full_disk():
         for path in [*paths, *dict.fromkeys(path.parent for path in paths)]:
-            _fsync(path)
+            fsync_path(path)
 
 
 @contextmanager
@@ -45,10 +45,11 @@ def refuse_full_disk() -> Iterator[None]:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        raise ProblemError(Code.DISK_FULL, "There is no room left on the disk for staged uploads.") from error
+        raise ProblemError(Code.DISK_FULL, "There is no room left on the disk.") from error
 
 
-def _fsync(path: Path) -> None:
+def fsync_path(path: Path) -> None:
+    """Make a file, or the entries of a folder, durable; blocking."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -7,6 +7,8 @@ each rank's answer, so that an answer to an earlier question is noticed.
 
 from enum import StrEnum
 
+from pydantic import Field
+
 from schemas.base import Digest, Output, Version
 from schemas.dtypes import Dtype
 from schemas.model import CheckpointTensor, ModelInfo
@@ -105,6 +107,8 @@ class ReadRequest(Output):
     nonce: str
     path: str
     tensors: tuple["ReadTensor", ...]
+    metadata: dict[str, str] = Field(default_factory=dict)
+    """What the file's header says beside the tensors."""
 
 
 class ReadTensor(Output):

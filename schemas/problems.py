@@ -68,6 +68,8 @@ class Code(StrEnum):
     VERSION_NOT_HELD = "version_not_held"
     CLIENT_GONE = "client_gone"
     STATE_IN_USE = "state_in_use"
+    PATH_TAKEN = "path_taken"
+    OPERATION_STATE = "operation_state"
     DRAFT_MODEL = "draft_model"
     ENGINE_ASLEEP = "engine_asleep"
     DRAIN_TIMEOUT = "drain_timeout"
@@ -137,6 +139,8 @@ STATUS: dict[Code, tuple[int, str]] = {
     Code.VERSION_NOT_HELD: (409, "What rolling back to that version needs is no longer held"),
     Code.CLIENT_GONE: (400, "The client went away before the body was complete"),
     Code.STATE_IN_USE: (409, "Another admin process uses this state folder"),
+    Code.PATH_TAKEN: (409, "There is something at that path already"),
+    Code.OPERATION_STATE: (409, "The operation can't be cancelled"),
     Code.DRAFT_MODEL: (409, "The engine has a draft model, which would keep its weights"),
     Code.ENGINE_ASLEEP: (409, "The engine sleeps or is paused"),
     Code.DRAIN_TIMEOUT: (503, "Running requests did not end in time"),

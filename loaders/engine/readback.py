@@ -10,6 +10,7 @@ import torch
 from loaders.engine.checkpoint import TORCH_DTYPE
 from loaders.engine.layout import Correspondence, Layout
 from loaders.engine.move import bits_of, bytes_of
+from loaders.staged import refuse_full_disk
 from schemas.bridge import ReadTensor
 from schemas.problems import Code, ProblemError
 
@@ -67,12 +68,14 @@ def _take(atlas: "Atlas", site: "Site", part: Correspondence, out: torch.Tensor)
     raise ProblemError(Code.TENSOR_UNSUPPORTED, f"{site.name} cannot be read: {site.unsupported}")
 
 
-def write_safetensors(path: Path, atlas: "Atlas", wanted: tuple[ReadTensor, ...]) -> int:
+def write_safetensors(
+    path: Path, atlas: "Atlas", wanted: tuple[ReadTensor, ...], metadata: dict[str, str]
+) -> int:
     """Gather and write one tensor after the other; returns the bytes of the file.
 
-    Raises OSError if the file cannot be written.
+    Raises ProblemError `disk_full`, or OSError, if the file cannot be written.
     """
-    header: dict[str, object] = {}
+    header: dict[str, object] = {"__metadata__": metadata} if metadata else {}
     offset = 0
     for item in wanted:
         base = atlas.checkpoint.tensors[item.tensor]
@@ -86,7 +89,7 @@ def write_safetensors(path: Path, atlas: "Atlas", wanted: tuple[ReadTensor, ...]
         offset += nbytes
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    with path.open("wb") as handle:
+    with refuse_full_disk(), path.open("wb") as handle:
         handle.write(len(text).to_bytes(8, "little") + text)
         for item in wanted:
             handle.write(bytes_of(gather(atlas, item)))

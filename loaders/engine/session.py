@@ -244,7 +244,7 @@ class Session:
         ]
         self._rebuilder.ensure_shards([site for site in sites if site.sharded], main)
         version, nbytes = self._of_one_version(
-            lambda: write_safetensors(Path(request.path), self.atlas, wanted)
+            lambda: write_safetensors(Path(request.path), self.atlas, wanted, request.metadata)
         )
         return ReadResult(version=version, nbytes=nbytes)
 

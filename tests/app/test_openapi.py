@@ -78,6 +78,8 @@ def test_the_contracts_paths_are_literal(schema: Json) -> None:
         "/v1/reload",
         "/v1/baselines/{name}",
         "/v1/digests",
+        "/v1/versions/{n}/export",
+        "/v1/operations/{id}",
     }
     assert expected <= set(schema["paths"])
 
@@ -124,6 +126,8 @@ def test_headers_are_named(schema: Json, operations: Operations) -> None:
     created = schema["paths"]["/v1/transactions"]["post"]["responses"]
     assert "Location" in created["201"]["headers"]
     assert "200" not in created
+    begun = schema["paths"]["/v1/versions/{n}/export"]["post"]["responses"]
+    assert "Location" in begun["202"]["headers"]
     busy = schema["paths"]["/v1/rollback"]["post"]["responses"]["409"]
     assert "Retry-After" in busy["headers"]
 
@@ -168,6 +172,11 @@ async def test_what_is_answered_is_what_was_promised(tmp_path: Path) -> None:
             ("post", "/v1/patches", "/v1/patches", {"content": expert_body(), "headers": OCTETS}),
             ("post", "/v1/rollback", "/v1/rollback", {"json": {"to_version": 3}}),
             ("post", "/v1/reload", "/v1/reload", {}),
+            ("post", "/v1/versions/{n}/export", "/v1/versions/5/export", {"json": {"path": "/x"}}),
+            ("post", "/v1/versions/{n}/export", "/v1/versions/0/export", {"json": {"path": "/x"}}),
+            ("post", "/v1/versions/{n}/export", "/v1/versions/0/export", {}),
+            ("get", "/v1/operations/{id}", "/v1/operations/x", {}),
+            ("delete", "/v1/operations/{id}", "/v1/operations/x", {}),
             ("post", "/v1/reload", "/v1/reload", {"json": {"path": "no"}}),
             ("get", "/v1/versions/{n}", "/v1/versions/x", {}),
             ("get", "/v1/versions/{n}", "/v1/versions/5", {}),

@@ -146,6 +146,10 @@ class Faults:
     """Commits wait for it before they touch anything."""
     hold_prepare: asyncio.Event | None = None
     """Prepares wait for it."""
+    read: Code | None = None
+    """Weights are not read, for this reason."""
+    hold_read: asyncio.Event | None = None
+    """Reads wait for it before they write."""
     silent: asyncio.Event | None = None
     """Nothing is answered until it is set."""
 
@@ -326,7 +330,11 @@ class FakeEngine:
             tensor, bits = self._tensors[one.tensor], self.weights(one.tensor)
             bits = bits if one.expert is None else bits[one.expert]
             parts[one.name] = (tensor.dtype, bits.shape, bits.tobytes())
-        nbytes = write_file(Path(request.path), parts)
+        if self.faults.read is not None:
+            raise ProblemError(self.faults.read, "a fake reason")
+        if self.faults.hold_read:
+            await self.faults.hold_read.wait()
+        nbytes = write_file(Path(request.path), parts, request.metadata)
         return bridge.ReadResult(version=self.ranks[0].version, nbytes=nbytes)
 
     def _pieces(self, rank: Rank, request: bridge.PrepareRequest) -> list[Piece]:

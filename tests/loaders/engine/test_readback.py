@@ -4,13 +4,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file
 
 from loaders.engine.readback import gather, write_safetensors
 from loaders.engine.spot import identity
 from schemas.bridge import ReadTensor
 from schemas.dtypes import Dtype
-from schemas.problems import ProblemError
+from schemas.problems import Code, ProblemError
 from tests.loaders.engine.atlases import Hand, Place, simple
 
 
@@ -52,7 +53,16 @@ def test_the_file_that_is_read_back(tmp_path: Path) -> None:
     hand.targets["p"].copy_(torch.arange(12))
     path = tmp_path / "read.safetensors"
     wanted = (ReadTensor(name="all", tensor="w"), ReadTensor(name="one", tensor="w", expert=2))
-    assert write_safetensors(path, hand.atlas, wanted) == path.stat().st_size
+    assert write_safetensors(path, hand.atlas, wanted, {"format": "pt"}) == path.stat().st_size
+    with safe_open(path, "pt") as opened:
+        assert opened.metadata() == {"format": "pt"}
     found = load_file(path)
     assert found["all"].shape == (3, 2, 2) and found["all"].flatten().tolist() == list(range(12))
     assert found["one"].tolist() == [[8, 9], [10, 11]]
+
+
+def test_a_full_disk_has_a_code() -> None:
+    """Whoever asked learns that there is no room, not that the engine broke."""
+    with pytest.raises(ProblemError) as caught:
+        write_safetensors(Path("/dev/full"), simple().atlas, (ReadTensor(name="x", tensor="w"),), {})
+    assert caught.value.code is Code.DISK_FULL
