@@ -111,12 +111,16 @@ class EngineClient:
             in_flight=flight.in_flight,
             drain_timeout_s=flight.drain_timeout_s or self._settings.drain_s,
         )
-        bound = self._settings.engine_commit_s
-        if flight.in_flight is InFlight.WAIT:
-            bound += request.drain_timeout_s
+        bound = self._settings.engine_commit_s + self.drain_s(flight)
         result = await self._post("commit", request, bridge.CommitResult, bound)
         _check_nonce(result.ranks, request.nonce)
         return result
+
+    def drain_s(self, flight: FlightOptions) -> float:
+        """How long running requests may hold up a commit, in seconds."""
+        if flight.in_flight is not InFlight.WAIT:
+            return 0.0
+        return flight.drain_timeout_s or self._settings.drain_s
 
     async def drop(self, key: str) -> None:
         """Let go of prepared work; unknown keys are fine."""

@@ -65,7 +65,8 @@ async def commit(
     except EngineUnreachable:
         raise
     except ProblemError as error:
-        return await _settle(link, boots, prepared, version, error)
+        settle_s = link.settle_s + link.client.drain_s(flight)
+        return await _settle(link, boots, prepared, version, error, settle_s)
     return _judge_commit(result, boots)
 
 
@@ -99,12 +100,17 @@ def _judge_commit(result: bridge.CommitResult, boots: dict[int, str]) -> bridge.
 
 
 async def _settle(
-    link: EngineLink, boots: dict[int, str], prepared: Prepared, version: int, cause: ProblemError
+    link: EngineLink,
+    boots: dict[int, str],
+    prepared: Prepared,
+    version: int,
+    cause: ProblemError,
+    settle_s: float,
 ) -> bridge.CommitResult:
     """Find out how a commit ended whose answer was lost; every rank has to say the same."""
     clock = asyncio.get_running_loop().time
     idle_since = begun = clock()
-    while clock() - begun < link.settle_s:
+    while clock() - begun < settle_s:
         state = await _ask(link)
         if state is not None and boots_of(state) != boots:
             break

@@ -33,6 +33,13 @@ class Reloads:
         self._ledger = ledger
         self._changes = changes
 
+    @property
+    def folder(self) -> str | None:
+        """The folder that a reload without a path reads, if that is known."""
+        engine = self._link.engine
+        served = engine.description.checkpoint if engine else None
+        return None if served is None else current_folder(self._ledger, served)
+
     async def reload(self, request: ReloadRequest, expected: Precondition) -> Receipt:
         """A new version with the weights of a folder.
 

@@ -1,5 +1,6 @@
 """The mode for running requests: carried to the engine from every request that changes weights."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -76,3 +77,16 @@ async def test_a_paused_engine_is_not_even_prepared(tmp_path: Path) -> None:
         assert not {"prepare", "commit"} & set(admin.engine.calls)
         admin.engine.paused = False
         assert (await admin.http.post(f"{transaction}/commit")).status_code == 200
+
+
+async def test_a_lost_answer_is_looked_for_as_long_as_requests_may_run(tmp_path: Path) -> None:
+    """The engine waits for its requests; that it still does is no sign of an unknown state."""
+    async with running(tmp_path, engine_settle_s=0.2) as admin:
+        hold = admin.engine.faults.hold = asyncio.Event()
+        admin.line.cuts["commit"] = "late"
+        waiting = asyncio.create_task(admin.commit(in_flight="wait", drain_timeout_s=30))
+        await asyncio.sleep(0.5)
+        assert not waiting.done()
+        hold.set()
+        receipt = (await waiting).json()
+        assert (receipt["version"], await admin.version()) == ("1", "1")

@@ -92,8 +92,10 @@ async def test_without_a_path_it_is_the_current_versions_folder(tmp_path: Path) 
         other = write_checkpoint(tmp_path / "models" / "other", changed())
         await reload(admin, other)
         await admin.commit()
+        assert (await admin.http.get("/v1/status")).json()["checkpoint"] == str(other)
         assert (await reload(admin)).json()["path"] == str(other)
         await admin.http.post("/v1/rollback", json={"to_version": 0})
+        assert (await admin.http.get("/v1/status")).json()["checkpoint"] == admin.engine.checkpoint
         assert (await reload(admin)).json()["path"] == admin.engine.checkpoint
         await admin.http.post("/v1/rollback", json={"to_version": 1})
         assert (await reload(admin)).json()["path"] == str(other)
@@ -230,6 +232,7 @@ async def test_a_reload_that_fails_leaves_everything(
         assert not any(rank.prepared for rank in admin.engine.ranks)
         faults = admin.engine.faults
         faults.prepare, faults.commit, faults.refuse = {}, {}, None
+        assert (await admin.http.get("/v1/status")).json()["checkpoint"] == admin.engine.checkpoint
         assert (await reload(admin)).json()["path"] == admin.engine.checkpoint
 
 

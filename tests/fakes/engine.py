@@ -265,6 +265,7 @@ class FakeEngine:
 
     async def _commit(self, request: bridge.CommitRequest) -> dict[str, object]:
         if self.faults.hold:
+            self.paused = request.in_flight is InFlight.WAIT  # as while requests run to their end
             await self.faults.hold.wait()
         if any(request.key not in rank.prepared for rank in self.ranks):
             raise ProblemError(Code.BAD_REQUEST, "nothing is prepared under this key")
@@ -380,7 +381,7 @@ class Line(httpx.AsyncBaseTransport):
     """The network between admin and engine; it can be cut.
 
     `cuts` maps the last part of a path to `refused` (nobody listens), `before` (the
-    question is lost), or `after` (the answer is lost).
+    question is lost), `after` (the answer is lost), or `late` (it is lost before it is made).
     """
 
     def __init__(self, engine: FakeEngine) -> None:
@@ -395,6 +396,10 @@ class Line(httpx.AsyncBaseTransport):
         if cut == "refused":
             raise httpx.ConnectError("refused")
         if cut == "before":
+            raise httpx.ReadError("cut")
+        if cut == "late":
+            self._asked = asyncio.create_task(self._inner.handle_async_request(request))
+            await asyncio.sleep(0)
             raise httpx.ReadError("cut")
         response = await self._inner.handle_async_request(request)
         if self.cuts.get(name) == "after":
