@@ -7,6 +7,7 @@ import shutil
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from glob import escape
 from pathlib import Path
 
 from app.engine import EngineClient
@@ -42,17 +43,20 @@ class Plan:
         """Make the partial folder, held by a lock that ends with the process; blocking.
 
         What processes that died have left of exports to the same place is removed.
-        Raises bad_value, path_taken, disk_full, OSError; then nothing was made.
+        Raises bad_value, path_taken, disk_full; then nothing was made.
         """
-        self._check()
-        for left in self.target.parent.glob(f".{self.target.name}.*.{_PARTIAL}"):
-            with suppress(OSError):
-                lock = _locked(left)
-                _remove(left)
-                os.close(lock)
-        with refuse_full_disk():
-            self.partial.mkdir()
-        self._lock = _locked(self.partial)
+        try:
+            self._check()
+            for left in self.target.parent.glob(f".{escape(self.target.name)}.*.{_PARTIAL}"):
+                with suppress(OSError):
+                    lock = _locked(left)
+                    _remove(left)
+                    os.close(lock)
+            with refuse_full_disk():
+                self.partial.mkdir()
+            self._lock = _locked(self.partial)
+        except OSError as error:
+            raise ProblemError(Code.BAD_VALUE, f"path can't be made: {error.strerror}.") from error
 
     def _check(self) -> None:
         if not self.target.parent.is_dir():

@@ -92,10 +92,11 @@ class MixedCache:
         """
         deadline = asyncio.get_running_loop().time() + longest_s
         while asyncio.get_running_loop().time() < deadline:
-            if await self._superseded():
-                return
-            _, now = await running(self._workers)
-            if not self._old & now:
+            version, now = await running(self._workers)
+            if version != self._version:
+                if await self._superseded():
+                    return
+            elif not self._old & now:
                 break
             await asyncio.sleep(poll_s)
         while not await self._reset():

@@ -1,9 +1,11 @@
 """Export: the weights of a version as a checkpoint folder, complete or not there at all."""
 
 import asyncio
+import errno
 import fcntl
 import os
 import shutil
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -181,6 +183,41 @@ async def test_a_disk_that_is_full_before(tmp_path: Path, monkeypatch: pytest.Mo
         assert nothing_left(tmp_path) and "read" not in admin.engine.calls
 
 
+@pytest.mark.parametrize("step", ["copyfile", "fsync"])
+async def test_a_disk_that_fills_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    """At any write of the service's own: the operation fails with 507, and nothing is left."""
+
+    def full(*given: object) -> None:
+        raise OSError(errno.ENOSPC, "no space")
+
+    async with serving(tmp_path) as admin:
+        monkeypatch.setattr(shutil if step == "copyfile" else os, step, full)
+        operation = await ended(admin, await export(admin, tmp_path / "models" / "out"))
+        assert (operation["problem"]["code"], operation["problem"]["status"]) == ("disk_full", 507)
+        assert nothing_left(tmp_path)
+
+
+async def test_a_cancellation_that_comes_too_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the folder gets its name it can't be stopped: then it is done, and all of it is there."""
+    async with serving(tmp_path) as admin:
+        reached, go_on = threading.Event(), threading.Event()
+        copy = shutil.copyfile
+
+        def slow(*given: Any) -> None:
+            reached.set()
+            assert go_on.wait(5)
+            copy(*given)
+
+        monkeypatch.setattr(shutil, "copyfile", slow)
+        begun = await export(admin, tmp_path / "models" / "out")
+        await until(reached.is_set)
+        cancelling = asyncio.create_task(admin.http.delete(begun.headers["location"]))
+        await asyncio.sleep(0.02)
+        go_on.set()
+        assert (await cancelling).json()["state"] == "done"
+        assert contents(tmp_path / "models" / "out") == contents(tmp_path / "models" / "served")
+
+
 @pytest.mark.parametrize("reason", [Code.DISK_FULL, Code.TENSOR_UNSUPPORTED, Code.BUSY])
 async def test_what_the_engine_refuses(tmp_path: Path, reason: Code) -> None:
     """The operation fails with the engine's code, and nothing is left."""
@@ -216,6 +253,8 @@ async def test_only_to_new_folders_below_the_roots(tmp_path: Path) -> None:
             (models / "served", 409, "path_taken"),
             (models / "new" / "out", 422, "bad_value"),
             (models / "dangling", 422, "bad_value"),
+            (models / ("x" * 250), 422, "bad_value"),
+            (models / "file" / "out", 422, "bad_value"),
         ):
             answer = await export(admin, path)
             assert (answer.status_code, code(answer)) == (status, expected), path

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from app.settings import Settings
 from schemas.bridge import RankError
 from schemas.problems import Code
 from tests.fakes.admin import Q_PROJ, Admin, bf16, code, running
@@ -201,6 +202,12 @@ async def test_roots_can_be_set(tmp_path: Path) -> None:
         assert (await reload(admin, far)).status_code == 200
         await admin.http.post("/v1/rollback", json={"to_version": 0})
         assert (await reload(admin)).status_code == 200
+
+
+def test_roots_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As JSON lists."""
+    monkeypatch.setenv("GRAFT_RELOAD_ROOTS", '["/a", "/b c"]')
+    assert (Settings().reload_roots, Settings().export_roots) == ((Path("/a"), Path("/b c")), ())
 
 
 def fail_prepare(admin: Admin) -> None:

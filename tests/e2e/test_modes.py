@@ -133,13 +133,12 @@ def test_recompute_loses_nobody(stack: Stack, body: bytes, pool: ThreadPoolExecu
 def test_wait_lets_them_end_first(stack: Stack, body: bytes, pool: ThreadPoolExecutor) -> None:
     """They are made by the old weights alone, one that comes meanwhile by the new ones alone."""
     before = stack.version()
-    load = Load(stack, pool, TOKENS)
+    load = Load(stack, pool, MANY)
     commit = pool.submit(stack.patch, body, in_flight="wait", drain_timeout_s=60)
     until(lambda: bool(stack.json("GET", "/v1/status")["engine"]["paused"]))
     late = pool.submit(generate, stack, LONG, 8)
     assert not commit.done() and not late.done()
     receipt = commit.result(60)
-    assert in_flight(stack) <= 1
     assert (receipt["in_flight"], receipt["caches"]["prefix"]) == ("finished", "reset")
     assert load.check_full() == [{str(before)}] * STREAMS
     assert {span["version"] for span in late.result(60)["weight_versions"]} == {receipt["version"]}
