@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help system setup install demo serve quick test check format clean
+.PHONY: help system setup install demo serve quick test test-all check format clean
 
 PYTHON ?= python3
 DEMO := .graft/demo-model
@@ -20,7 +20,7 @@ SUDO = $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 APT = $(SUDO) env DEBIAN_FRONTEND=noninteractive apt-get
 
 help:  ## list the targets
-	@sed -n 's/^\([a-z]*\):.*##/make \1 –/p' Makefile
+	@sed -n 's/^\([a-z-]*\):.*##/make \1 –/p' Makefile
 
 system:  ## install what is missing from Debian
 	@missing=""; \
@@ -58,11 +58,14 @@ serve: setup  ## run admin (8001) and vLLM (8000); MODEL=folder, ARGS= for graft
 	exec $(BIN)/graft serve "$(MODEL)" $(ARGS) -- $(VLLM_ARGS)
 
 quick: setup  ## the tests that need no engine
-	$(BIN)/python -m pytest tests --ignore=tests/e2e
+	$(BIN)/python -m pytest tests --ignore=tests/e2e -m "not big"
 
 test: setup  ## every test: the quick ones, then those on a real engine
 	$(BIN)/python -m pytest tests --ignore=tests/e2e
-	$(BIN)/python -m pytest tests/e2e
+	$(BIN)/python -m pytest tests/e2e -m "not long"
+
+test-all: setup  ## also what takes longer: every layout on both toys
+	$(BIN)/python -m pytest tests
 
 check: setup  ## lint, format, types, import rules
 	$(BIN)/ruff check .

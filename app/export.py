@@ -130,11 +130,13 @@ class Export:
             raise ProblemError(
                 Code.VERSION_MOVED, "The engine's weights were changed before all were written."
             )
-        await asyncio.to_thread(_sync, file)
+        await asyncio.to_thread(_complete, file, shard.path)
 
 
-def _sync(file: Path) -> None:
+def _complete(file: Path, like: Path) -> None:
+    """Readable by whom the base is, and durable; the engine makes files for its own user."""
     with refuse_full_disk():
+        shutil.copymode(like, file)
         fsync_path(file)
 
 

@@ -37,6 +37,7 @@ class EngineLink:
         self.settle_s = settings.engine_settle_s
         """How long to look for the outcome of a commit whose answer was lost."""
         self._poll_s = settings.engine_poll_s
+        self._seek_s = settings.engine_seek_s
         self._engine: Engine | None = None
         self._unknown_boots: dict[int, str] = {}
         self._absent = "The engine has not described itself yet."
@@ -90,7 +91,7 @@ class EngineLink:
                 _log.exception("looking for the engine")
                 self.reachable = False
                 self._absent = "What the engine says of itself is not understood; see the log."
-            await asyncio.sleep(self._poll_s)
+            await asyncio.sleep(self._poll_s if self.reachable else self._seek_s)
 
     async def look(self) -> None:
         """Attach, or see whether the attached engine is still the same. Raises ProblemError."""

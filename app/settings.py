@@ -73,8 +73,11 @@ class Settings(BaseSettings):
     """How long `in_flight=wait` waits for running requests to end, unless a request says otherwise."""
     engine_settle_s: Seconds = 20
     """How long to look for the outcome of a commit whose answer was lost."""
-    engine_poll_s: Seconds = 1
-    """How often the engine is asked whether it is there and still the same."""
+    engine_seek_s: Seconds = 0.5
+    """How often an engine that is not there is looked for."""
+    engine_poll_s: Seconds = 5
+    """How often the engine is asked whether it is still the same; each question keeps vLLM's workers
+    spinning for a second."""
 
     transaction_s: Seconds = 3600
     """How long a transaction stays open unless it says otherwise."""

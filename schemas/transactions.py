@@ -121,7 +121,7 @@ class RankWork(Output):
 
 
 class Timing(Output):
-    """Milliseconds spent; `pause` is how long generation stood still."""
+    """Milliseconds spent; `pause` is how long stopping generation took, with `wait` until it had ended."""
 
     validate_ms: float
     prepare_ms: float

@@ -19,10 +19,13 @@ from loaders.engine.kind import Kind, learn, own_parameters, signature
 from loaders.engine.provenance import Region
 from loaders.engine.spot import Spot, identity
 from loaders.engine.state import ModuleState, collect
-from loaders.engine.trace import trace
+from loaders.engine.trace import Traced, trace
 from loaders.engine.twin import build_twin
 from loaders.engine.workshop import Workshop, quant_method
 from schemas.model import CheckpointTensor, Treatment
+
+NOT_LOADED = "the engine does not load it"
+"""Reason of a tensor that has no place on a rank; another rank may hold it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -111,10 +114,7 @@ def build_atlas(
     for regions in traced.regions.values():
         for region in regions:
             into[region.parameter].append(region)
-    catalogue = tuple(
-        _describe(checkpoint, name, traced.refused.get(name), traced.regions.get(name, ()), sites)
-        for name in checkpoint.tensors
-    )
+    catalogue = tuple(_describe(checkpoint, name, traced, sites) for name in checkpoint.tensors)
     return Atlas(
         checkpoint,
         traced.regions,
@@ -251,16 +251,13 @@ def _unsupported(site: Site, reason: str) -> Site:
     return replace(site, unsupported=site.unsupported or reason)
 
 
-def _describe(
-    checkpoint: Checkpoint,
-    name: str,
-    refused: str | None,
-    regions: tuple[Region, ...],
-    sites: dict[str, Site],
-) -> CheckpointTensor:
+def _describe(checkpoint: Checkpoint, name: str, traced: Traced, sites: dict[str, Site]) -> CheckpointTensor:
     base = checkpoint.tensors[name]
+    regions = traced.regions.get(name, ())
     used = [sites[region.parameter] for region in regions]
-    reason = refused or _first_problem(regions, used)
+    reason = traced.refused.get(name) or _first_problem(regions, used)
+    if not regions and reason is None and name not in traced.constant:
+        reason = NOT_LOADED
     if reason is not None:
         treatment = Treatment.UNSUPPORTED
     elif any(site.rebuilds for site in used):
@@ -271,8 +268,6 @@ def _describe(
 
 
 def _first_problem(regions: tuple[Region, ...], sites: list[Site]) -> str | None:
-    if not regions:
-        return "the engine does not load it"
     for region, site in zip(regions, sites, strict=True):
         problem = region.converted or site.unsupported
         if problem is not None:

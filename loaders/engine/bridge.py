@@ -21,8 +21,10 @@ from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.responses import JSONResponse
 from starlette.datastructures import State
 
+from loaders.engine.catalogued import Catalogued, together
 from loaders.engine.commit import Commit, first_problem, report_of
 from loaders.engine.in_flight import MixedCache
+from loaders.engine.readback import ReadPart, whole
 from loaders.engine.rpc import Answer
 from loaders.engine.rpc_client import Workers
 from schemas.bridge import (
@@ -36,7 +38,6 @@ from schemas.bridge import (
     ForgetRequest,
     KeyRequest,
     Outcome,
-    ParallelLayout,
     PrepareRequest,
     PrepareResult,
     RankDigests,
@@ -125,19 +126,15 @@ async def _to_the_end(work: Awaitable[Any]) -> Any:
 @_router.get("/describe")
 async def describe(engine: Engine) -> EngineDescription:
     """The model and what can be done with each of its tensors."""
-    first, *_ = _values(await Workers(engine).ask("graft_describe"))
+    values = _values(await Workers(engine).ask("graft_describe"))
+    ranks = [Catalogued.model_validate(value) for value in values]
     return EngineDescription(
         vllm_version=_vllm_version(),
         torch_version=torch.__version__,
-        parallel=ParallelLayout(
-            tensor=first["tensor_parallel"],
-            pipeline=first["pipeline_parallel"],
-            data=first["data_parallel"],
-            expert=first["expert_parallel"],
-        ),
-        model=first["model"],
-        tensors=tuple(first["tensors"]),
-        checkpoint=first["checkpoint"],
+        parallel=ranks[0].parallel,
+        model=ranks[0].model,
+        tensors=together(ranks),
+        checkpoint=ranks[0].checkpoint,
     )
 
 
@@ -237,4 +234,4 @@ async def digests(engine: Engine, request: DigestsRequest) -> DigestsResult:
 async def read(engine: Engine, request: ReadRequest) -> ReadResult:
     """Weights read back into a file, all of one version."""
     answers = await Workers(engine).run("graft_start_read", request.model_dump_json(), _READ_TIMEOUT_S)
-    return ReadResult.model_validate(_values(answers)[0])
+    return whole([ReadPart.model_validate(value) for value in _values(answers)])

@@ -1,87 +1,108 @@
-"""Canvases: blocks of repacked tensors that dense writes are staged on in kernel order.
+"""Canvases: blocks of repacked parameters that dense writes are staged on, each to leave as one move.
 
-The tensors of one expert land interleaved in one block. Painted together, they leave
-as one contiguous move; a block that is not covered leaves as single elements.
+The tensors of one expert land interleaved in one block. They are painted in the
+parameter's own order, with strided copies, and go through the repacking table once,
+when the block is complete. A block that is not covered leaves as single elements.
 """
 
 from dataclasses import dataclass
 
 import torch
 
-from loaders.engine.layout import Layout
+from loaders.engine.layout import Correspondence, Layout
 from loaders.engine.move import Move, Scatter
+from loaders.engine.spot import Spot
+
+_INT32_LIMIT = 2**31
 
 
 @dataclass(slots=True)
 class _Canvas:
+    """One block of a parameter; positions on it are the parameter's, counted from `begin`."""
+
     target: str
+    spot: Spot
     begin: int
     values: torch.Tensor
     covered: torch.Tensor
 
-    def paint(self, positions: torch.Tensor, values: torch.Tensor) -> None:
-        local = positions.to(torch.int64) - self.begin
+    def paint(self, part: Correspondence, values: torch.Tensor) -> None:
+        place = Layout(part.dst.offset - self.begin, part.dst.size, part.dst.stride)
+        place.view(self.values).copy_(part.src.view(values))
+        place.view(self.covered).fill_(True)
+
+    def dot(self, elements: torch.Tensor, values: torch.Tensor) -> None:
+        local = elements - self.begin
         self.values[local] = values
         self.covered[local] = True
 
     def move(self) -> Move:
-        if bool(self.covered.all()):
-            place = Layout(self.begin, (self.values.numel(),), (1,))
-            return Move(self.target, place, self.values)
+        if self.spot.src_block == self.spot.dst_block and bool(self.covered.all()):
+            place = Layout(self.begin, (self.spot.dst_block,), (1,))
+            return Move(self.target, place, self.spot.repacked(self.values))
         local = self.covered.nonzero().squeeze(1)
-        return Move(self.target, Scatter((local + self.begin).to(_index_dtype(self))), self.values[local])
+        return _scattered(self.target, self.spot, local + self.begin, self.values[local])
 
 
-def _index_dtype(canvas: _Canvas) -> torch.dtype:
-    return torch.int32 if canvas.begin + canvas.values.numel() < 2**31 else torch.int64
+def _scattered(target: str, spot: Spot, elements: torch.Tensor, values: torch.Tensor) -> Move:
+    """Single elements; 32-bit positions where they fit, since undo keeps them."""
+    positions = spot.positions(elements)
+    if positions.numel() == 0 or int(positions.max()) < _INT32_LIMIT:
+        positions = positions.to(torch.int32)
+    return Move(target, Scatter(positions), values)
 
 
 class Canvases:
-    """Collects moves in order; writes to a block that is on a canvas go onto the canvas."""
+    """Collects moves in order; writes to a block that is on a canvas go onto the canvas.
+
+    Parameters that share a target have canvases of their own: they share no element.
+    """
 
     def __init__(self) -> None:
         self._order: list[Move | _Canvas] = []
-        self._open: dict[tuple[str, int], _Canvas] = {}
-        self._painted: set[str] = set()
+        self._open: dict[tuple[str, Spot, int], _Canvas] = {}
+        self._painted: set[tuple[str, Spot]] = set()
 
     def put(self, move: Move) -> None:
         """A move that stands as it is."""
         self._order.append(move)
 
-    def paint(self, target: str, block: int, positions: torch.Tensor, values: torch.Tensor) -> None:
-        """Dense values for positions that all lie in one block of `block` elements."""
-        key = (target, int(positions[0]) // block)
-        if key not in self._open:
+    def paint(self, target: str, spot: Spot, part: Correspondence, values: torch.Tensor) -> None:
+        """Dense values: `part.src` in `values` goes to `part.dst` in the parameter, within one block."""
+        block = part.dst.offset // spot.src_block
+        canvas = self._open.get((target, spot, block))
+        if canvas is None:
             canvas = _Canvas(
                 target,
-                key[1] * block,
-                torch.zeros(block, dtype=values.dtype),
-                torch.zeros(block, dtype=torch.bool),
+                spot,
+                block * spot.src_block,
+                torch.zeros(spot.src_block, dtype=values.dtype),
+                torch.zeros(spot.src_block, dtype=torch.bool),
             )
-            self._open[key] = canvas
-            self._painted.add(target)
+            self._open[target, spot, block] = canvas
+            self._painted.add((target, spot))
             self._order.append(canvas)
-        self._open[key].paint(positions, values)
+        canvas.paint(part, values)
 
-    def scatter(self, target: str, block: int, positions: torch.Tensor, values: torch.Tensor) -> None:
-        """Single elements anywhere in the target."""
-        if target in self._painted:
-            positions, values = self._onto_canvases(target, block, positions, values)
-        if positions.numel():
-            self._order.append(Move(target, Scatter(positions), values))
+    def scatter(self, target: str, spot: Spot, elements: torch.Tensor, values: torch.Tensor) -> None:
+        """Single elements anywhere in the parameter, int64 [n]."""
+        if (target, spot) in self._painted:
+            elements, values = self._onto_canvases(target, spot, elements, values)
+        if elements.numel():
+            self._order.append(_scattered(target, spot, elements, values))
 
     def _onto_canvases(
-        self, target: str, block: int, positions: torch.Tensor, values: torch.Tensor
+        self, target: str, spot: Spot, elements: torch.Tensor, values: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        blocks = torch.div(positions, block, rounding_mode="floor")
-        left = torch.ones(positions.numel(), dtype=torch.bool)
+        blocks = torch.div(elements, spot.src_block, rounding_mode="floor")
+        left = torch.ones(elements.numel(), dtype=torch.bool)
         for index in blocks.unique().tolist():
-            canvas = self._open.get((target, index))
+            canvas = self._open.get((target, spot, index))
             if canvas is not None:
                 inside = blocks == index
-                canvas.paint(positions[inside], values[inside])
+                canvas.dot(elements[inside], values[inside])
                 left &= ~inside
-        return positions[left], values[left]
+        return elements[left], values[left]
 
     def moves(self) -> list[Move]:
         """All moves in the order in which they have to be made."""

@@ -17,8 +17,6 @@ from schemas.bridge import StagedUpload, TensorWrite
 if TYPE_CHECKING:
     from loaders.engine.atlas import Atlas, Site
 
-_INT32_LIMIT = 2**31
-
 
 @dataclass(slots=True)
 class Plan:
@@ -78,7 +76,7 @@ class _Planner:
             site = self._touch(region)
             chosen = values[selected]
             for target, spot in site.places():
-                self._canvases.scatter(target, spot.dst_block, _narrow(spot.positions(elements)), chosen)
+                self._canvases.scatter(target, spot, elements, chosen)
 
     def _dense(self, write: TensorWrite, values: torch.Tensor) -> None:
         base = self._atlas.checkpoint.tensors[write.tensor]
@@ -101,9 +99,7 @@ class _Planner:
             self._canvases.put(Move(target, part.dst, chosen.reshape(-1)))
             return
         for block in _by_block(part, spot.src_block):
-            elements = block.dst.positions()
-            chosen = block.src.view(values).reshape(-1)
-            self._canvases.paint(target, spot.dst_block, spot.positions(elements), chosen)
+            self._canvases.paint(target, spot, block, values)
 
     def _touch(self, region: Region) -> "Site":
         site = self._atlas.sites[region.parameter]
@@ -124,10 +120,3 @@ def _by_block(part: Correspondence, length: int) -> list[Correspondence]:
     first, last = part.dst.offset // length, (part.dst.end - 1) // length
     found = (flipped.within(block * length, length) for block in range(first, last + 1))
     return [piece.inverse() for piece in found if piece is not None]
-
-
-def _narrow(positions: torch.Tensor) -> torch.Tensor:
-    """32-bit positions where they fit: undo keeps them."""
-    if positions.numel() and int(positions.max()) >= _INT32_LIMIT:
-        return positions
-    return positions.to(torch.int32)

@@ -41,6 +41,8 @@ class Provenance:
     """Own layout (dst) ← flat positions of the one checkpoint tensor (src); none if there is a problem."""
     dtype: torch.dtype | None = None
     problem: str = "mixed while loading"
+    constant: bool = False
+    """A loader filled it with a constant, so what it held does not matter on this rank."""
 
 
 @dataclass(slots=True)
@@ -50,6 +52,8 @@ class Recorder:
     regions: dict[str, list[Region]] = field(default_factory=lambda: defaultdict(list))
     """Parameter → what was copied into it, in the order of loading."""
     refused: dict[str, str] = field(default_factory=dict)
+    constant: set[str] = field(default_factory=set)
+    """Checkpoint tensors in whose place a constant was loaded."""
     keep: list[torch.Tensor] = field(default_factory=list)
     """Keeps storages alive: their addresses are the keys above."""
 

@@ -1,49 +1,72 @@
 """Read-back: weights in checkpoint coordinates, gathered from where the kernels read them."""
 
 import json
+import mmap
 import os
+from collections.abc import Sequence
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from pydantic import BaseModel
 
 from loaders.engine.checkpoint import TORCH_DTYPE
 from loaders.engine.layout import Correspondence, Layout
-from loaders.engine.move import bits_of, bytes_of
+from loaders.engine.move import bits_of
 from loaders.staged import refuse_full_disk
-from schemas.bridge import ReadTensor
+from schemas.bridge import ReadResult, ReadTensor
 from schemas.problems import Code, ProblemError
 
 if TYPE_CHECKING:
     from loaders.engine.atlas import Atlas, Site
 
 
-def gather(atlas: "Atlas", wanted: ReadTensor) -> torch.Tensor:
-    """One checkpoint tensor (or one expert's slice) as this rank holds it, flat.
+class ReadPart(BaseModel):
+    """What one rank wrote into the file of a read-back."""
 
-    Raises ProblemError if the tensor is not held on this rank whole and as it is stored.
+    version: int
+    nbytes: int
+    """Size of the whole file."""
+    held: tuple[tuple[int, int], ...]
+    """Of each tensor: elements written by this rank, and elements in all."""
+
+
+def whole(parts: Sequence[ReadPart]) -> ReadResult:
+    """The result of all ranks, which wrote into one file.
+
+    Raises ProblemError if they were at different versions, or if elements are on no rank.
+    """
+    if len({part.version for part in parts}) != 1:
+        raise ProblemError(Code.BUSY, "a commit came in between")
+    for held in zip(*(part.held for part in parts), strict=True):
+        found, wanted = sum(count for count, _ in held), held[0][1]
+        if found < wanted:
+            raise ProblemError(Code.TENSOR_UNSUPPORTED, f"{found} of {wanted} elements are on the engine")
+    return ReadResult(version=parts[0].version, nbytes=parts[0].nbytes)
+
+
+def gather(atlas: "Atlas", wanted: ReadTensor, out: torch.Tensor) -> int:
+    """Write what this rank holds of a checkpoint tensor (or one expert's slice) to its places in `out`.
+
+    `out` is flat, of the tensor's dtype and size. Returns the number of elements written.
+
+    Raises ProblemError if the rank does not hold them as they are stored.
     """
     base = atlas.checkpoint.tensors[wanted.tensor]
-    rows = base.shape[0] if wanted.expert is not None else 1
-    length = base.numel // rows
+    length = out.numel()
     begin = (wanted.expert or 0) * length
-    out = torch.zeros(length, dtype=TORCH_DTYPE[base.dtype])
     taken: list[Layout] = []
     for region in atlas.regions.get(wanted.tensor, ()):
         part = region.map.within(begin, length)
         if part is None:
             continue
         if region.converted is not None:
-            raise ProblemError(Code.TENSOR_UNSUPPORTED, f"{wanted.tensor}: {region.converted}")
+            raise ProblemError(Code.TENSOR_UNSUPPORTED, f"{base.name}: {region.converted}")
         moved = Layout(part.src.offset - begin, part.src.size, part.src.stride)
         _take(atlas, atlas.sites[region.parameter], Correspondence(moved, part.dst), bits_of(out))
         taken.append(moved)
-    held = _distinct(taken, length)
-    if held < length:
-        raise ProblemError(
-            Code.TENSOR_UNSUPPORTED, f"{wanted.tensor}: {held} of {length} elements are on this rank"
-        )
-    return out
+    return _distinct(taken, length) if taken else 0
 
 
 def _distinct(parts: list[Layout], length: int) -> int:
@@ -68,30 +91,64 @@ def _take(atlas: "Atlas", site: "Site", part: Correspondence, out: torch.Tensor)
     raise ProblemError(Code.TENSOR_UNSUPPORTED, f"{site.name} cannot be read: {site.unsupported}")
 
 
-def write_safetensors(
+def write_part(
     path: Path, atlas: "Atlas", wanted: tuple[ReadTensor, ...], metadata: dict[str, str]
-) -> int:
-    """Gather and write one tensor after the other; returns the bytes of the file.
+) -> tuple[int, tuple[tuple[int, int], ...]]:
+    """Write this rank's part of a safetensors file that all ranks write together.
 
-    Raises ProblemError `disk_full`, or OSError, if the file cannot be written.
+    Every rank writes the same header and its own elements. Returns the size of the file
+    and what was written of each tensor, as in ReadPart.
+
+    Raises ProblemError `disk_full` if there is no room for the file, and OSError.
     """
-    header: dict[str, object] = {"__metadata__": metadata} if metadata else {}
+    header, places = _arranged(atlas, wanted, metadata)
+    size = len(header) + sum(nbytes for _, nbytes in places)
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        if size:
+            # Room is made first: a mapped write to a full disk would kill the worker.
+            with refuse_full_disk():
+                os.posix_fallocate(handle, 0, size)
+        os.pwrite(handle, header, 0)
+        shared = mmap.mmap(handle, size)
+    finally:
+        os.close(handle)
+    held = []
+    for item, (offset, nbytes) in zip(wanted, places, strict=True):
+        dtype = TORCH_DTYPE[atlas.checkpoint.tensors[item.tensor].dtype]
+        count = nbytes // dtype.itemsize
+        if count:
+            out = torch.frombuffer(shared, dtype=dtype, count=count, offset=len(header) + offset)
+            held.append((gather(atlas, item, out), count))
+        else:
+            held.append((0, 0))
+    shared.flush()
+    return size, tuple(held)
+
+
+def _arranged(
+    atlas: "Atlas", wanted: tuple[ReadTensor, ...], metadata: dict[str, str]
+) -> tuple[bytes, list[tuple[int, int]]]:
+    """The header of the file with its length, and offset and size of each tensor in the data.
+
+    Wider elements come first, so that every tensor is aligned.
+    """
+    bases = [atlas.checkpoint.tensors[item.tensor] for item in wanted]
+    order = sorted(range(len(wanted)), key=lambda index: -bases[index].dtype.nbytes)
+    entries: dict[str, object] = {"__metadata__": metadata} if metadata else {}
+    places = [(0, 0)] * len(wanted)
     offset = 0
-    for item in wanted:
-        base = atlas.checkpoint.tensors[item.tensor]
+    for index in order:
+        item, base = wanted[index], bases[index]
         shape = base.shape[1:] if item.expert is not None else base.shape
-        nbytes = int(torch.Size(shape).numel()) * base.dtype.nbytes
-        header[item.name] = {
+        nbytes = prod(shape) * base.dtype.nbytes
+        places[index] = (offset, nbytes)
+        entries[item.name] = {
             "dtype": base.dtype.value,
             "shape": list(shape),
             "data_offsets": [offset, offset + nbytes],
         }
         offset += nbytes
-    text = json.dumps(header, separators=(",", ":")).encode()
+    text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    with refuse_full_disk(), path.open("wb") as handle:
-        handle.write(len(text).to_bytes(8, "little") + text)
-        for item in wanted:
-            handle.write(bytes_of(gather(atlas, item)))
-        handle.flush()
-        return os.fstat(handle.fileno()).st_size
+    return len(text).to_bytes(8, "little") + text, places

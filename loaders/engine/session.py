@@ -20,7 +20,7 @@ from loaders.engine.job import MainThread
 from loaders.engine.move import Move, compacted, digest_of
 from loaders.engine.planner import Plan, plan
 from loaders.engine.prepared import Applied, Prepared
-from loaders.engine.readback import write_safetensors
+from loaders.engine.readback import ReadPart, write_part
 from loaders.engine.rebuild import Rebuilder
 from loaders.engine.shards import Shards
 from loaders.engine.workshop import Workshop
@@ -31,7 +31,6 @@ from schemas.bridge import (
     RankReport,
     RankState,
     ReadRequest,
-    ReadResult,
 )
 from schemas.problems import Code, ProblemError
 
@@ -231,7 +230,7 @@ class Session:
             version, tensors = self._of_one_version(lambda: self._digests.compute(prefix, main))
         return version, RankDigests(rank=self.rank, boot=self.boot, tensors=tensors)
 
-    def read(self, request: ReadRequest, main: MainThread) -> ReadResult:
+    def read(self, request: ReadRequest, main: MainThread) -> ReadPart:
         """Write checkpoint tensors of one version to a file.
 
         Raises ProblemError if commits keep coming in between or a tensor is not held here.
@@ -243,10 +242,10 @@ class Session:
             for region in self.atlas.regions.get(item.tensor, ())
         ]
         self._rebuilder.ensure_shards([site for site in sites if site.sharded], main)
-        version, nbytes = self._of_one_version(
-            lambda: write_safetensors(Path(request.path), self.atlas, wanted, request.metadata)
+        version, (nbytes, held) = self._of_one_version(
+            lambda: write_part(Path(request.path), self.atlas, wanted, request.metadata)
         )
-        return ReadResult(version=version, nbytes=nbytes)
+        return ReadPart(version=version, nbytes=nbytes, held=held)
 
     def _of_one_version(self, look: Callable[[], T]) -> tuple[int, T]:
         """Look at the weights, again if they changed meanwhile; the version that was seen, and what.

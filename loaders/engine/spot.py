@@ -46,6 +46,14 @@ class Spot:
             inner = self.table[inner].to(torch.int64)
         return block * self.dst_block + inner
 
+    def repacked(self, block: torch.Tensor) -> torch.Tensor:
+        """A whole block of elements in the order of the runtime tensor, both flat, without padding."""
+        if self.table is None:
+            return block
+        out = torch.empty_like(block)
+        out[self.table] = block
+        return out
+
 
 def identity(path: str, numel: int) -> Spot:
     """The spot of a parameter that processing leaves alone."""

@@ -35,6 +35,13 @@ class Traced:
     """Checkpoint tensor → its regions on this rank; may be empty."""
     refused: dict[str, str]
     """Checkpoint tensor → why its way could not be followed."""
+    constant: frozenset[str] = frozenset()
+    """Checkpoint tensors that this rank replaces by a constant: vLLM zeroes a bias that another rank adds."""
+
+
+def _nbytes(tensor: torch.Tensor) -> int:
+    """Size of the whole storage."""
+    return int(tensor.untyped_storage().nbytes())
 
 
 def _tensors(values: Any) -> list[torch.Tensor]:
@@ -108,13 +115,16 @@ class _Trace(TorchDispatchMode):
         if involved:
             self._recorder.keep.append(target)
             problem = f"changed by {name} while loading"
-            self._recorder.sources[key_of(target)] = Provenance(involved, problem=problem)
+            constant = name in _FILLS and target.numel() * target.element_size() == _nbytes(target)
+            self._recorder.sources[key_of(target)] = Provenance(involved, problem=problem, constant=constant)
 
     def _copy(self, name: str, parameter: torch.Tensor, target: torch.Tensor, source: torch.Tensor) -> None:
         if source.numel() == 0:
             return
         provenance = self._recorder.provenance(source)
-        if provenance is not None:
+        if provenance is not None and provenance.constant:
+            self._recorder.constant |= provenance.tensors
+        elif provenance is not None:
             try:
                 region = region_of(name, parameter, target, source, provenance)
             except ValueError as error:
@@ -174,7 +184,8 @@ def trace(twin: nn.Module, tensors: dict[str, BaseTensor]) -> Traced:
         for region in dict.fromkeys(r for found in recorder.regions.values() for r in found):
             if region.tensor in regions:
                 regions[region.tensor].append(region)
-        return Traced({name: tuple(found) for name, found in regions.items()}, refused)
+        ways = {name: tuple(found) for name, found in regions.items()}
+        return Traced(ways, refused, frozenset(recorder.constant))
 
 
 def _parameter_storages(twin: nn.Module) -> dict[int, tuple[str, torch.Tensor]]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from loaders.engine.catalogued import catalogued
 from loaders.engine.job import Job, MainThread
 from loaders.engine.rpc import Answer, guarded
 from loaders.engine.session import Session, StateUnknown
@@ -22,7 +23,6 @@ from schemas.bridge import (
     PrepareRequest,
     ReadRequest,
 )
-from schemas.model import ModelInfo
 from schemas.problems import Code, ProblemError
 
 
@@ -78,7 +78,13 @@ class GraftWorker:
 
     def graft_describe(self, nonce: str) -> str:
         """The catalogue of checkpoint tensors as this rank treats them."""
-        return self.graft_answer(nonce, lambda: Catalogued.of(self))
+        worker: Any = self
+
+        def describe() -> BaseModel:
+            session = self.graft_need()
+            return catalogued(worker.vllm_config, session.atlas.catalogue, str(session.checkpoint))
+
+        return self.graft_answer(nonce, describe)
 
     def graft_state(self, nonce: str) -> str:
         """Version, prepared work and undo."""
@@ -201,43 +207,6 @@ def _requests(runner: Any) -> tuple[str, ...]:
     if hasattr(runner, "requests"):
         return tuple(runner.requests)
     return tuple(runner.req_states.req_id_to_index)
-
-
-class Catalogued(BaseModel):
-    """What one rank says of the model."""
-
-    model: ModelInfo
-    tensors: Any
-    tensor_parallel: int
-    pipeline_parallel: int
-    data_parallel: int
-    expert_parallel: bool
-    checkpoint: str
-
-    @staticmethod
-    def of(worker: GraftWorker) -> "Catalogued":
-        """Ask the worker's configuration and atlas."""
-        session = worker.graft_need()
-        config = worker.vllm_config  # type: ignore[attr-defined]  # of vLLM's worker class
-        model, parallel = config.model_config, config.parallel_config
-        text = model.hf_text_config
-        experts = getattr(text, "num_local_experts", None) or getattr(text, "num_experts", None)
-        return Catalogued(
-            model=ModelInfo(
-                model=str(model.model),
-                architecture=model.architecture,
-                dtype=str(model.dtype).removeprefix("torch."),
-                quantization=model.quantization,
-                layers=int(text.num_hidden_layers),
-                experts=int(experts or getattr(text, "n_routed_experts", None) or 0),
-            ),
-            tensors=[tensor.model_dump(mode="json") for tensor in session.atlas.catalogue],
-            tensor_parallel=parallel.tensor_parallel_size,
-            pipeline_parallel=parallel.pipeline_parallel_size,
-            data_parallel=parallel.data_parallel_size,
-            expert_parallel=parallel.enable_expert_parallel,
-            checkpoint=str(session.checkpoint),
-        )
 
 
 def _raise(error: Exception) -> None:

@@ -68,6 +68,7 @@ async def test_a_changed_version_as_a_folder_like_the_base(tmp_path: Path) -> No
         await admin.commit()
         served, target = tmp_path / "models" / "served", tmp_path / "models" / "out"
         (served / "old.bin").write_bytes(b"other weights")
+        (served / FILES[0]).chmod(0o640)
         begun = await export(admin, target, 1)
         assert (begun.json()["kind"], begun.json()["state"]) == ("export", "running")
         assert begun.headers["location"] == f"/v1/operations/{begun.json()['id']}"
@@ -90,6 +91,7 @@ async def test_a_changed_version_as_a_folder_like_the_base(tmp_path: Path) -> No
         }
         assert found != contents(served)
         assert headers(target) == headers(served)
+        assert (target / FILES[0]).stat().st_mode & 0o777 == 0o640
         assert sorted(path.name for path in target.parent.iterdir()) == ["out", "served"]
 
 

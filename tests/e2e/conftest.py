@@ -10,7 +10,8 @@ from loaders.engine.demo_model import make_demo_mixtral
 from loaders.engine.toy_model import make_toy_gptoss
 from tests.e2e.stack import Stack
 
-MOST_ALIVE = 2
+CORES = 2
+"""Stacks alive at once have a core for each of their ranks: idle ranks spin, and would starve the others."""
 
 
 class Stacks:
@@ -18,21 +19,23 @@ class Stacks:
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._alive: OrderedDict[Path, Stack] = OrderedDict()
+        self._alive: OrderedDict[tuple[Path, int], Stack] = OrderedDict()
 
-    def on(self, model: Path) -> Stack:
-        """The stack that serves this checkpoint folder."""
-        if model not in self._alive:
-            while len(self._alive) >= MOST_ALIVE:
+    def on(self, model: Path, ranks: int = 1) -> Stack:
+        """The stack that serves this checkpoint folder on so many ranks; two ranks take both cores."""
+        key = (model, ranks)
+        if key not in self._alive:
+            while sum(stack.ranks for stack in self._alive.values()) + ranks > CORES:
                 self._alive.popitem(last=False)[1].stop()
-            folder = self._root / f"stack-{model.name}"
+            folder = self._root / f"stack-{model.name}-{ranks}"
             folder.mkdir(exist_ok=True)
-            taken = {stack.core for stack in self._alive.values()}
-            stack = Stack(model, folder, core=min({0, 1} - taken))
+            taken = {stack.cores for stack in self._alive.values()}
+            cores = "0|1" if ranks == 2 else min({"0", "1"} - taken, default="0")
+            stack = Stack(model, folder, cores)
             stack.start()
-            self._alive[model] = stack
-        self._alive.move_to_end(model)
-        return self._alive[model]
+            self._alive[key] = stack
+        self._alive.move_to_end(key)
+        return self._alive[key]
 
     def close(self) -> None:
         while self._alive:

@@ -35,12 +35,16 @@ class Stack:
 
     model: Path
     folder: Path
-    core: int = 0
-    """The one CPU core that the engine computes on: two engines on the same cores wait for each other."""
+    cores: str = "0"
+    """CPU cores of the ranks, `|` between them; engines on the same cores wait for each other."""
     admin: str = ""
     inference: str = ""
     process: subprocess.Popen[bytes] | None = None
     http: httpx.Client = field(default_factory=lambda: httpx.Client(timeout=120))
+
+    @property
+    def ranks(self) -> int:
+        return len(self.cores.split("|"))
 
     @property
     def failpoints(self) -> Path:
@@ -60,11 +64,12 @@ class Stack:
             *("serve", str(self.model), "--port", str(admin), "--engine-port", str(engine)),
             *("--state-dir", str(self.folder / "state")),
             *("--", "--enforce-eager", "--enable-scale-out", "--max-model-len", str(max_model_len)),
+            *("--tensor-parallel-size", str(self.ranks)),
         ]
         environment = os.environ | {
             "GRAFT_FAILPOINTS": str(self.failpoints),
             "VLLM_CPU_KVCACHE_SPACE": "1",
-            "VLLM_CPU_OMP_THREADS_BIND": str(self.core),
+            "VLLM_CPU_OMP_THREADS_BIND": self.cores,
             "GRAFT_UNDO_BYTES": "3GiB",
         }
         with (self.folder / "serve.log").open("wb") as log:

@@ -85,6 +85,7 @@ async def asleep(state_dir: Path, line: Line, **settings: Any) -> AsyncIterator[
     """An admin that may not have found its engine yet."""
     quick = {
         "engine_poll_s": 0.02,
+        "engine_seek_s": 0.02,
         "engine_settle_s": 0.5,
         "engine_probe_s": 0.3,
         "engine_answer_s": 0.3,

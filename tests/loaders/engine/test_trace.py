@@ -231,6 +231,11 @@ def _then(toy: Toy, weight: torch.Tensor, change: Callable[[torch.Tensor], Any])
     change(toy.p)
 
 
+def _half_zeroed(toy: Toy, weight: torch.Tensor) -> None:
+    weight[:2].zero_()
+    toy.p.copy_(weight)
+
+
 def _scratch(toy: Toy, weight: torch.Tensor) -> None:
     aside = torch.empty(4, device="meta")
     aside.copy_(weight)
@@ -259,7 +264,7 @@ REFUSED: dict[str, tuple[Callable[[Toy, torch.Tensor], Any], str]] = {
     "expanded copy": (lambda toy, w: toy.p.copy_(w[:1].expand(4).clone()), "digits"),
     "expanded target": (lambda toy, w: toy.p[:1].expand(4).copy_(w), "digits"),
     "source changed": (_in_place, "changed by aten::mul_"),
-    "source zeroed": (lambda toy, w: toy.p.copy_(w.zero_()), "changed by aten::zero_"),
+    "source zeroed in part": (_half_zeroed, "changed by aten::zero_"),
     "target added to": (lambda toy, w: toy.p.add_(w), "written"),
     "target scattered": (lambda toy, w: toy.p.index_put_((torch.tensor([0, 1, 2, 3]),), w), "written"),
     "target changed later": (lambda toy, w: _then(toy, w, lambda p: p.mul_(2)), "written"),
@@ -425,3 +430,9 @@ def test_threads_do_not_see_each_other() -> None:
         thread.join()
     assert sorted(name for each in found for name in each.regions) == ["a", "b"]
     assert all(len(regions) == 1 for each in found for regions in each.regions.values())
+
+
+def test_zeroed_source_is_a_constant() -> None:
+    """A source that a loader zeroes whole leaves nothing to write here, and is not refused."""
+    found = traced(_one(lambda toy, w: toy.p.copy_(w.zero_())), {"w": (4,), "beside": (3,)}, p=(4,), q=(3,))
+    assert found.regions["w"] == () and found.constant == {"w"} and found.refused == {}
