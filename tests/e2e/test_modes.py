@@ -19,9 +19,9 @@ from tests.e2e.weights import Weights, same_bits
 
 LONG = [7, 3, 9, 200, 41] * 60
 """Longer than two KV blocks of 128, so that its prefix is cached."""
-TOKENS = 240
+TOKENS = 1200
 """Of a request that a commit meets: some seconds."""
-MANY = 700
+MANY = 3000
 """Of one that outlasts what a test does meanwhile."""
 STREAMS = 3
 
@@ -50,7 +50,10 @@ def write_sharded(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
 
 @pytest.fixture
 def stack(stacks: Stacks, model: Path) -> Stack:
-    return stacks.on(model)
+    """With the base's weights, whatever an earlier test has left."""
+    stack = stacks.on(model, max_model_len=4096)
+    stack.rollback(0)
+    return stack
 
 
 @pytest.fixture
@@ -113,6 +116,12 @@ def in_flight(stack: Stack) -> int:
     raise AssertionError("the engine has no such metric")
 
 
+def paused(stack: Stack) -> bool:
+    """Whether generation is, as the admin last saw it; asking whether it is ready makes it look."""
+    stack.call("GET", "/health/ready")
+    return bool(stack.json("GET", "/v1/status")["engine"]["paused"])
+
+
 def until(condition: Callable[[], bool], seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
@@ -135,7 +144,7 @@ def test_wait_lets_them_end_first(stack: Stack, body: bytes, pool: ThreadPoolExe
     before = stack.version()
     load = Load(stack, pool, MANY)
     commit = pool.submit(stack.patch, body, in_flight="wait", drain_timeout_s=60)
-    until(lambda: bool(stack.json("GET", "/v1/status")["engine"]["paused"]))
+    until(lambda: paused(stack))
     late = pool.submit(generate, stack, LONG, 8)
     assert not commit.done() and not late.done()
     receipt = commit.result(60)
