@@ -27,8 +27,8 @@ def compacted(uploads: Iterable[StagedUpload]) -> Lineage:
 
 
 def blobs_of(lineage: Lineage) -> frozenset[str]:
-    """Digests of the files that a lineage needs."""
-    return frozenset(upload.blake3 for upload in lineage)
+    """Digests of the kept files that a lineage needs."""
+    return frozenset(upload.blake3 for upload in lineage if not upload.external)
 
 
 def places_between(

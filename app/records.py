@@ -11,7 +11,7 @@ from app.receipts import Change
 from schemas.base import Output
 from schemas.bridge import PrepareResult, StagedUpload
 from schemas.operations import Operation
-from schemas.transactions import Receipt, Transaction
+from schemas.transactions import RECOMPUTE, FlightOptions, Receipt, Transaction
 from schemas.versions import VersionKind
 
 
@@ -42,6 +42,7 @@ class Intent(Output):
     """Of the prepared work."""
     prepared: PrepareResult
     boots: dict[int, str]
+    flight: FlightOptions = RECOMPUTE
     uploads: tuple[StagedUpload, ...] = ()
     ticket: tuple[str, str] | None = None
     """Idempotency key and fingerprint of the request."""

@@ -166,7 +166,9 @@ class Recovery:
         prepared = Prepared(intent.key, change.base, intent.prepared)
         unwritten = ProblemError(Code.INTERNAL, "How the change ended was not written down.")
         try:
-            result = await outcome.settle(self._link, engine.boots, prepared, change.version, unwritten)
+            result = await outcome.settle(
+                self._link, engine.boots, prepared, change.version, unwritten, intent.flight
+            )
         except ProblemError as error:
             if error.code is not Code.COMMIT_UNDONE:
                 raise

@@ -21,6 +21,7 @@ from app.changes import Changes
 from app.database import Database
 from app.digests import VersionDigests
 from app.engine import EngineClient
+from app.exports import Exports
 from app.failpoints import Failpoints
 from app.idempotency import Replies
 from app.journal import Journal
@@ -29,6 +30,7 @@ from app.link import EngineLink
 from app.metrics import Metrics
 from app.operations import Operations
 from app.recovery import Recovery
+from app.reload import Reloads
 from app.rewind import Rewind
 from app.settings import Settings
 from app.staging import Staging
@@ -93,6 +95,8 @@ class Service:
             self.staging,
         )
         self.link.recover = self.recovery.recover
+        self.exports = Exports(settings, self.client, self.link, self.ledger, self.operations)
+        self.reloads = Reloads(settings, self.client, self.link, self.ledger, self.changes)
 
     @asynccontextmanager
     async def running(self, app: FastAPI) -> AsyncIterator[None]:
@@ -108,6 +112,7 @@ class Service:
         try:
             yield
         finally:
+            await self.exports.close()
             await self.tasks.drain()
             for task in background:
                 task.cancel()
