@@ -50,6 +50,8 @@ def write_sharded(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
 def stack(stacks: Stacks, model: Path) -> Stack:
     """With the base's weights, whatever an earlier test has left."""
     stack = stacks.on(model, max_model_len=4096)
+    for armed in stack.failpoints.iterdir():
+        armed.unlink()
     stack.rollback(0)
     return stack
 
@@ -234,7 +236,7 @@ def test_a_failure_in_every_mode_loses_nobody(
     with stack.transaction(in_flight=mode) as transaction:
         transaction.patches(body)
         answer = transaction.commit()
-    assert (answer.status_code, answer.json()["code"]) == (503, "commit_undone")
+    assert (answer.status_code, answer.json()["code"]) == (503, "commit_undone"), answer.text
     assert load.check_full() == [{str(before)}] * STREAMS
     assert stack.digests() == digests and stack.version() == before
 
