@@ -5,12 +5,13 @@ import logging
 from pathlib import Path
 
 from app.records import BaseRecord
-from loaders.base_files import BaseFiles
+from loaders.folder import CheckpointFolder
+from loaders.header import HeaderLimits
 from schemas.bridge import EngineDescription
 from schemas.problems import Code, ProblemError
 
 _log = logging.getLogger(__name__)
-
+_LIMITS = HeaderLimits(nbytes=256 << 20)
 
 REMEDY = "Put the old checkpoint back, or begin a new history in another state folder."
 
@@ -36,7 +37,7 @@ class Base:
         self._compare(files)
         return True
 
-    async def files(self, description: EngineDescription) -> BaseFiles:
+    async def files(self, description: EngineDescription) -> CheckpointFolder:
         """The checkpoint's files, found to be those that were recorded. Raises base_changed."""
         files = await self._files(description)
         if files is None:
@@ -44,7 +45,7 @@ class Base:
         self._compare(files)
         return files
 
-    def _compare(self, files: BaseFiles) -> None:
+    def _compare(self, files: CheckpointFolder) -> None:
         recorded = self.record.headers if self.record else {}
         found = files.headers
         other = sorted(
@@ -58,12 +59,12 @@ class Base:
                 files=other[:100],
             )
 
-    async def _files(self, description: EngineDescription) -> BaseFiles | None:
+    async def _files(self, description: EngineDescription) -> CheckpointFolder | None:
         if description.checkpoint is None:
             return None
         try:
-            return await asyncio.to_thread(BaseFiles.open, Path(description.checkpoint))
-        except (OSError, ValueError, KeyError, ProblemError) as error:
+            return await asyncio.to_thread(CheckpointFolder.open, Path(description.checkpoint), _LIMITS)
+        except ProblemError as error:
             # Not fatal: versions are then rebuilt on a new engine only, not in place.
             _log.warning("the base checkpoint can't be read here: %s", error)
             return None

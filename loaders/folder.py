@@ -2,9 +2,12 @@
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
+
+from blake3 import blake3
 
 from loaders.header import (
     PREFIX_NBYTES,
@@ -15,6 +18,7 @@ from loaders.header import (
     header_length,
     parse_header,
 )
+from schemas.bridge import Span, StagedUpload, TensorWrite
 from schemas.problems import Code, ProblemError
 
 INDEX = "model.safetensors.index.json"
@@ -28,6 +32,8 @@ class Shard:
     path: Path
     """In the folder; may be a link."""
     header: Header
+    digest: str
+    """BLAKE3 of the header's bytes."""
     stamp: tuple[int, int, int]
     """Inode, size and time of change: equal as long as nobody has written to the file."""
 
@@ -73,6 +79,33 @@ class CheckpointFolder:
             for entry in shard.header.entries.values():
                 yield shard, entry
 
+    @property
+    def headers(self) -> dict[str, str]:
+        """File name → digest of its header."""
+        return {shard.path.name: shard.digest for shard in self.shards}
+
+    def uploads(self, places: Iterable[tuple[str, int | None]]) -> tuple[StagedUpload, ...]:
+        """Dense writes of whole tensors, or experts' slices, with the values that the files have.
+
+        Raises KeyError for a tensor that is in none of them.
+        """
+        homes = {entry.name: (shard, entry) for shard, entry in self.entries()}
+        writes: dict[Path, list[TensorWrite]] = {}
+        for tensor, expert in sorted(places, key=lambda place: (place[0], place[1] or 0)):
+            shard, entry = homes[tensor]
+            writes.setdefault(shard.path, []).append(_write(entry, expert))
+        return tuple(
+            StagedUpload(
+                external=True,
+                path=str(shard.path),
+                nbytes=shard.nbytes,
+                blake3=shard.digest,
+                writes=tuple(writes[shard.path]),
+            )
+            for shard in self.shards
+            if shard.path in writes
+        )
+
     def others(self) -> list[Path]:
         """The plain files that hold no weights: configuration, index, tokenizer; blocking."""
         files = (path for path in sorted(self.path.iterdir()) if path.is_file())
@@ -97,11 +130,20 @@ def _shard(path: Path, limits: HeaderLimits) -> Shard:
         with path.open("rb") as file:
             stamp = _stamp(os.fstat(file.fileno()))
             prefix = file.read(PREFIX_NBYTES)
-            header = parse_header(prefix + file.read(header_length(prefix, limits)), limits)
+            prefix += file.read(header_length(prefix, limits))
+            header = parse_header(prefix, limits)
             check_file_length(header.nbytes, stamp[1])
     except ProblemError as error:
         raise ProblemError(Code.BAD_CHECKPOINT, f"{path}: {error.detail}", cause=error.code) from error
-    return Shard(path, header, stamp)
+    return Shard(path, header, blake3(prefix).hexdigest(), stamp)
+
+
+def _write(entry: TensorEntry, expert: int | None) -> TensorWrite:
+    if expert is None:
+        return TensorWrite(tensor=entry.name, values=Span(offset=entry.begin, nbytes=entry.nbytes))
+    nbytes = prod(entry.shape[1:]) * entry.dtype.nbytes
+    span = Span(offset=entry.begin + expert * nbytes, nbytes=nbytes)
+    return TensorWrite(tensor=entry.name, expert=expert, values=span)
 
 
 def _stamp(status: os.stat_result) -> tuple[int, int, int]:

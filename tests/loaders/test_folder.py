@@ -1,4 +1,4 @@
-"""Checkpoint folders: which files count, and what is refused."""
+"""Checkpoint folders: which files count, what is refused, and writes that carry the bytes of a place."""
 
 import json
 import os
@@ -15,6 +15,8 @@ from tests.fakes.safetensors import body
 LIMITS = HeaderLimits()
 ONE = body({"a": (Dtype.BF16, (2,), b"1234")})
 TWO = body({"b": (Dtype.U8, (3,), b"123")})
+STACK = bytes(range(24))
+PLAIN = bytes(range(100, 108))
 
 
 def names(folder: Path) -> dict[str, str]:
@@ -90,3 +92,43 @@ def test_changes_are_noticed(tmp_path: Path) -> None:
     assert not shard.unchanged()
     path.unlink()
     assert not shard.unchanged()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two files: a stack of three experts, and a plain tensor."""
+    (tmp_path / "a.safetensors").write_bytes(
+        body({"x": (Dtype.U8, (1,), b"\x07"), "stack": (Dtype.BF16, (3, 2, 2), STACK)})
+    )
+    (tmp_path / "b.safetensors").write_bytes(body({"plain": (Dtype.F32, (2,), PLAIN)}))
+    return tmp_path
+
+
+def test_writes_carry_the_bytes_of_their_places(folder: Path) -> None:
+    """Whole tensors and experts' slices, each from the file that has it."""
+    places = [("plain", None), ("stack", 2), ("stack", 0)]
+    uploads = CheckpointFolder.open(folder, LIMITS).uploads(places)
+    found = {}
+    for upload in uploads:
+        content = Path(upload.path).read_bytes()
+        assert len(content) == upload.nbytes
+        for write in upload.writes:
+            span = write.values
+            found[write.tensor, write.expert] = content[span.offset : span.offset + span.nbytes]
+    assert found == {("plain", None): PLAIN, ("stack", 2): STACK[16:], ("stack", 0): STACK[:8]}
+
+
+def test_an_unknown_tensor_is_a_key_error(folder: Path) -> None:
+    """A checkpoint that lacks a tensor can't give its values."""
+    with pytest.raises(KeyError, match="none"):
+        CheckpointFolder.open(folder, LIMITS).uploads([("none", None)])
+
+
+def test_headers_tell_files_apart(folder: Path) -> None:
+    """Another name, shape or order of tensors is another header; other values are not."""
+    before = CheckpointFolder.open(folder, LIMITS).headers
+    assert sorted(before) == ["a.safetensors", "b.safetensors"]
+    (folder / "b.safetensors").write_bytes(body({"plain": (Dtype.F32, (2,), PLAIN[::-1])}))
+    assert CheckpointFolder.open(folder, LIMITS).headers == before
+    (folder / "b.safetensors").write_bytes(body({"plain": (Dtype.F32, (2, 1), PLAIN)}))
+    assert CheckpointFolder.open(folder, LIMITS).headers["b.safetensors"] != before["b.safetensors"]
