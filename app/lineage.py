@@ -31,6 +31,11 @@ def blobs_of(lineage: Lineage) -> frozenset[str]:
     return frozenset(upload.blake3 for upload in lineage if not upload.external)
 
 
+def stands_alone(lineage: Lineage) -> bool:
+    """Whether it begins with a reload, which writes everything: then it does not matter over what."""
+    return any(upload.external for upload in lineage)
+
+
 def places_between(
     current: Lineage, target: Lineage, root: Callable[[str], str]
 ) -> tuple[set[Place], Lineage]:

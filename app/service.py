@@ -67,7 +67,7 @@ class Service:
         self.staging = Staging(settings)
         self.blobs = Blobs(settings, self.ledger, failpoints)
         self.baselines = Baselines(self.journal, self.ledger, self.blobs, settings.undo_bytes)
-        self._base = Base()
+        self._base = Base(self.journal)
         books = Books(self.journal, self.ledger, self.blobs, self.transactions, self.operations, self.replies)
         rewind = Rewind(self.ledger, self._base, self.blobs)
         self._digests = VersionDigests(self.link, self.ledger, self.journal)
@@ -141,7 +141,8 @@ class Service:
             self.link.give_up(error)
             return
         self.replies.begin(found.replies)
-        self._base.record, self.recovery.replayed = found.base, found.replayed
+        self._base.record, self._base.loaded = found.base, found.loaded
+        self.recovery.replayed = found.replayed
 
     async def ready_version(self) -> int:
         """The version that the engine was just seen to serve.

@@ -24,6 +24,9 @@ from schemas.problems import Code, ProblemError
 INDEX = "model.safetensors.index.json"
 _OTHER_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx", ".ot")
 
+Stamp = tuple[int, int, int]
+"""Inode, size and time of change of a file: equal as long as nobody has written to it."""
+
 
 @dataclass(frozen=True)
 class Shard:
@@ -34,8 +37,7 @@ class Shard:
     header: Header
     digest: str
     """BLAKE3 of the header's bytes."""
-    stamp: tuple[int, int, int]
-    """Inode, size and time of change: equal as long as nobody has written to the file."""
+    stamp: Stamp
 
     @property
     def nbytes(self) -> int:
@@ -83,6 +85,11 @@ class CheckpointFolder:
     def headers(self) -> dict[str, str]:
         """File name → digest of its header."""
         return {shard.path.name: shard.digest for shard in self.shards}
+
+    @property
+    def stamps(self) -> dict[str, Stamp]:
+        """File name → stamp."""
+        return {shard.path.name: shard.stamp for shard in self.shards}
 
     def uploads(self, places: Iterable[tuple[str, int | None]]) -> tuple[StagedUpload, ...]:
         """Dense writes of whole tensors, or experts' slices, with the values that the files have.
@@ -146,5 +153,5 @@ def _write(entry: TensorEntry, expert: int | None) -> TensorWrite:
     return TensorWrite(tensor=entry.name, expert=expert, values=span)
 
 
-def _stamp(status: os.stat_result) -> tuple[int, int, int]:
+def _stamp(status: os.stat_result) -> Stamp:
     return status.st_ino, status.st_size, status.st_mtime_ns

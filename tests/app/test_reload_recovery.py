@@ -114,6 +114,49 @@ async def test_rollback_to_a_reload_whose_files_changed(tmp_path: Path) -> None:
         assert (await admin.commit()).status_code == 200
 
 
+@pytest.mark.parametrize("admin_too", [False, True])
+async def test_a_base_that_was_written_over_is_not_gone_back_to(tmp_path: Path, admin_too: bool) -> None:
+    """Reloaded from the base's own folder: version 0 can be had by undo, but not from the files any more."""
+    engine, _ = loaded(tmp_path)
+    async with running(tmp_path / "state", engine=engine) as admin:
+        before = bits(engine)
+        assert engine.base is not None
+        write_checkpoint(engine.base, changed(7))
+        await reload(admin)
+        await roll(admin, 0)
+        assert bits(engine) == before
+        await roll(admin, 1)
+        after = bits(engine)
+        if not admin_too:
+            await admin.service.client.forget([1, 2, 3])
+            assert code(await admin.http.post("/v1/rollback", json={"to_version": 0})) == "base_changed"
+            assert (await ready(admin), bits(engine) == after) == ("3", True)
+    async with running(tmp_path / "state", engine=engine) as admin:
+        await admin.service.client.forget([1, 2, 3])
+        assert code(await admin.http.post("/v1/rollback", json={"to_version": 0})) == "version_not_held"
+        assert (await ready(admin), bits(engine) == after) == ("3", True)
+
+
+async def test_a_reload_of_the_bases_own_folder_outlives_the_old_base(tmp_path: Path) -> None:
+    """An engine loaded from the new files is brought to that version; what needs the old ones is not held."""
+    engine, _ = loaded(tmp_path)
+    async with running(tmp_path / "state", engine=engine) as admin:
+        assert engine.base is not None
+        await admin.commit(seed=1)
+        write_checkpoint(engine.base, changed(7))
+        await reload(admin)
+        after = bits(engine)
+        link, digests = admin.service.link, admin.service.recovery._digests
+        assert await digests.verify(link.require(), 2)  # and they are recorded
+        await replayed(admin)
+        assert (await ready(admin), bits(engine) == after) == ("2", True)
+        assert await held(admin) == ["2"]
+        write_checkpoint(engine.base, changed(9))
+        engine.restart()
+        await until(lambda: link.refusal and admin.settled)
+        assert await ready(admin) == "base_changed"
+
+
 @pytest.mark.parametrize("answer", ["after", "before"])
 async def test_a_reload_in_doubt_is_settled(tmp_path: Path, answer: str) -> None:
     """The admin dies before it is written down: all of it is known to the next, or nothing was done."""
