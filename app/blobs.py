@@ -6,13 +6,12 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from blake3 import blake3
-
+from app.base import REMEDY
 from app.failpoints import Failpoints
 from app.ledger import Ledger
 from app.lineage import Lineage, blobs_of
 from app.settings import Settings
-from loaders.staged import StagedFile, fsync_path, refuse_full_disk
+from loaders.staged import StagedFile, file_digest, fsync_path, refuse_full_disk
 from schemas.bridge import StagedUpload
 from schemas.problems import Code, ProblemError
 
@@ -47,7 +46,7 @@ class Blobs:
         `awaited` are the uploads of a commit whose outcome is not known yet.
         """
         self._sizes = await asyncio.to_thread(self._look)
-        self._awaited = {upload.blake3 for upload in awaited}
+        self._awaited = set(blobs_of(tuple(awaited)))
         ledger = self._ledger
         missing = {root for root, needed in ledger.needs().items() if not needed <= self._sizes.keys()}
         for root in missing & ledger.pinned():
@@ -90,20 +89,21 @@ class Blobs:
         await self.tidy()
 
     def located(self, upload: StagedUpload) -> StagedUpload:
-        """The upload with the path that its file has here."""
+        """The upload with the path that its file has here, if it is kept here."""
+        if upload.external:
+            return upload
         return upload.model_copy(update={"path": str(self.folder / upload.blake3)})
 
     async def checked(self, lineage: Lineage) -> Lineage:
         """The lineage with paths, once all its files have been read and found right.
 
-        Raises ledger_damaged.
+        Raises ledger_damaged, and base_changed if it is a file that is not kept here.
         """
-        for digest in sorted(blobs_of(lineage)):
-            if await asyncio.to_thread(_digest, self.folder / digest) != digest:
-                raise ProblemError(
-                    Code.LEDGER_DAMAGED, f"{self.folder / digest} is missing or damaged; put it back."
-                )
-        return tuple(self.located(upload) for upload in lineage)
+        located = tuple(self.located(upload) for upload in lineage)
+        for upload in {upload.path: upload for upload in located}.values():
+            if await asyncio.to_thread(_digest, Path(upload.path)) != upload.blake3:
+                raise _unusable(upload)
+        return located
 
     async def tidy(self) -> None:
         """Let go of versions and files as the ledger and the budget have it."""
@@ -170,6 +170,13 @@ class Blobs:
 
 def _digest(path: Path) -> str | None:
     try:
-        return blake3(max_threads=blake3.AUTO).update_mmap(path).hexdigest()
-    except (OSError, ValueError):
+        return file_digest(path)
+    except OSError:
         return None
+
+
+def _unusable(upload: StagedUpload) -> ProblemError:
+    if upload.external:
+        detail = f"{upload.path}, which the weights were reloaded from, is missing or another. {REMEDY}"
+        return ProblemError(Code.BASE_CHANGED, detail, files=[upload.path])
+    return ProblemError(Code.LEDGER_DAMAGED, f"{upload.path} is missing or damaged; put it back.")

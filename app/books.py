@@ -1,6 +1,6 @@
 """How a change is written down: the intent before the engine is touched, what came of it afterwards."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from starlette.responses import JSONResponse
@@ -9,11 +9,12 @@ from app.blobs import Blobs
 from app.idempotency import Replies, reply_of
 from app.journal import Journal
 from app.ledger import Ledger, VersionRecord
-from app.operations import Asker, Operations
+from app.operations import Operations
 from app.preconditions import etag
-from app.receipts import Change, receipt_of
+from app.receipts import receipt_of
 from app.records import Intent, Reply, Ticket
-from app.transactions import Accepted, Prepared, Transaction, Transactions
+from app.transactions import Transaction, Transactions
+from loaders.staged import StagedFile
 from schemas import transactions as wire
 from schemas.bridge import CommitResult
 from schemas.operations import Operation
@@ -40,27 +41,13 @@ class Books:
         self._operations = operations
         self._replies = replies
 
-    async def intend(
-        self,
-        change: Change,
-        prepared: Prepared,
-        boots: Mapping[int, str],
-        uploads: Sequence[Accepted],
-        asker: Asker,
-    ) -> Intent:
-        """Make what the change needs durable, then that it is about to be made. Raises disk_full."""
-        ticket = asker.ticket
-        intent = Intent(
-            change=change,
-            key=prepared.key,
-            prepared=prepared.result,
-            boots=dict(boots),
-            uploads=tuple(one.staged for one in uploads),
-            ticket=(ticket.key, ticket.fingerprint) if ticket else None,
-            operation=asker.operation,
-        )
+    async def intend(self, intent: Intent, files: Sequence[StagedFile] = ()) -> Intent:
+        """Make the `files` that the change needs durable, then that it is about to be made.
+
+        Raises disk_full.
+        """
         try:
-            await self._blobs.keep([one.file for one in uploads])
+            await self._blobs.keep(files)
             return await self._journal.intend(intent)
         except BaseException:
             await self._blobs.settle()

@@ -2,8 +2,8 @@
 
 import asyncio
 import secrets
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 
 from app import outcome
 from app.blobs import Blobs
@@ -15,19 +15,20 @@ from app.lineage import compacted
 from app.link import EngineLink, undo_of
 from app.metrics import Metrics
 from app.operations import Asker
-from app.outcome import Work
+from app.outcome import NotBegun, Work
 from app.preconditions import Precondition, check_base
 from app.receipts import Change
 from app.records import Intent
 from app.rewind import Rewind
+from app.source import Source
 from app.staging import Staging
 from app.transactions import IDLE, Prepared, Transaction
 from app.undo import UndoRoom
 from loaders.staged import fsync_all
-from schemas.bridge import CommitResult, EngineState
+from schemas.bridge import CommitResult, EngineState, StagedUpload
 from schemas.problems import Code, ProblemError
-from schemas.transactions import Receipt, State
-from schemas.versions import VersionKind
+from schemas.transactions import FlightOptions, Receipt, State
+from schemas.versions import ReloadRequest, VersionKind
 
 _OVERTAKEN_S = 0.05
 """Pause before preparing again when another change came between."""
@@ -107,7 +108,9 @@ class Changes:
         await self._discard(transaction)
         return receipt
 
-    async def rollback(self, target: int, expected: Precondition, asker: Asker) -> Receipt:
+    async def rollback(
+        self, target: int, expected: Precondition, flight: FlightOptions, asker: Asker
+    ) -> Receipt:
         """A new version with the weights of `target`. Raises version_not_held and what a commit does."""
         with self._exclusive(), self._metrics.change("rollback"):
             self._link.require_writable()
@@ -124,21 +127,38 @@ class Changes:
             change = Change(
                 kind=VersionKind.ROLLBACK, version=self._ledger.next, base=current, restores=target
             )
-            try:
+            async with self._dropped_if_refused(prepared):
                 await self.undo.make(_undo_nbytes(prepared), restoring=target if by_undo else None)
-                intent = await self._books.intend(change, prepared, self._boots, (), asker)
-            except ProblemError:
-                await outcome.drop(self._link, prepared.key)
-                raise
-            try:
-                result = await self._commit_on_engine(prepared)
-            except ProblemError as error:
-                if error.code is not Code.STATE_UNKNOWN:
-                    await self._note_failure(intent, State.FAILED, error)
-                raise
-            receipt = await self._record(intent, result)
+                intent = await self._books.intend(self._intent(change, prepared, flight, asker))
+            receipt = await self._commit_untransacted(intent, prepared)
             await self.undo.trim()
         return receipt
+
+    async def reload(
+        self, source: Source, request: ReloadRequest, expected: Precondition, asker: Asker
+    ) -> Receipt:
+        """A new version with the weights of `source`. Raises what a commit does, and bad_checkpoint."""
+        with self._exclusive(), self._metrics.change("reload"):
+            self._link.require_writable()
+            current = self._ledger.current.version
+            expected.check(current)
+            check_base(request.base_version, current)
+            await self._state_at(current)
+            prepared = await outcome.prepare(self._link, _key(), current, Work(uploads=source.uploads))
+            change = Change(
+                kind=VersionKind.RELOAD,
+                version=self._ledger.next,
+                base=current,
+                path=str(source.folder.path),
+                label=request.label,
+            )
+            async with self._dropped_if_refused(prepared):
+                # From here on the values are the engine's own; the files may change.
+                await asyncio.to_thread(source.require_unchanged)
+                await self.undo.make(_undo_nbytes(prepared))
+                intent = self._intent(change, prepared, request, asker, source.uploads)
+                intent = await self._books.intend(intent)
+            return await self._commit_untransacted(intent, prepared)
 
     async def end(self, transaction: Transaction, state: State) -> None:
         """Abort or expire: nothing of it stays, here or on the engine."""
@@ -171,6 +191,8 @@ class Changes:
     async def _state_at(self, current: int) -> EngineState:
         """Where the engine stands; the ledger learns what undo it really holds."""
         state = await self._link.state_at(current)
+        if state.paused:  # and not by a change, since this is the only one
+            raise ProblemError(Code.ENGINE_ASLEEP, "Wake the engine, or resume its generation, first.")
         self._ledger.learn_undo(undo_of(state))
         return state
 
@@ -205,16 +227,17 @@ class Changes:
     ) -> Receipt:
         transaction.move(State.COMMITTING)
         try:
-            boots = self._boots
             change = _change(transaction, self._ledger.next, prepared.base)
-            intent = await self._books.intend(change, prepared, boots, transaction.uploads, asker)
+            staged = tuple(one.staged for one in transaction.uploads)
+            intent = self._intent(change, prepared, transaction.options, asker, staged)
+            intent = await self._books.intend(intent, [one.file for one in transaction.uploads])
         except BaseException:
             transaction.move(State.PREPARED)
             raise
         try:
-            result = await self._commit_on_engine(prepared)
-        except EngineUnreachable as error:
-            # The engine was not asked, so nothing has happened.
+            result = await self._commit_on_engine(prepared, intent.flight)
+        except (EngineUnreachable, NotBegun) as error:
+            # Nothing has happened.
             await self._note_failure(intent, State.PREPARED, error)
             raise
         except ProblemError as error:
@@ -229,10 +252,48 @@ class Changes:
             raise
         return await self._record(intent, result)
 
-    async def _commit_on_engine(self, prepared: Prepared) -> CommitResult:
+    async def _commit_untransacted(self, intent: Intent, prepared: Prepared) -> Receipt:
+        """A rollback or reload: no transaction has to know how it ends."""
+        try:
+            result = await self._commit_on_engine(prepared, intent.flight)
+        except ProblemError as error:
+            if error.code is not Code.STATE_UNKNOWN:
+                await self._note_failure(intent, State.FAILED, error)
+            raise
+        return await self._record(intent, result)
+
+    @asynccontextmanager
+    async def _dropped_if_refused(self, prepared: Prepared) -> AsyncIterator[None]:
+        try:
+            yield
+        except ProblemError:
+            await outcome.drop(self._link, prepared.key)
+            raise
+
+    def _intent(
+        self,
+        change: Change,
+        prepared: Prepared,
+        flight: FlightOptions,
+        asker: Asker,
+        uploads: tuple[StagedUpload, ...] = (),
+    ) -> Intent:
+        ticket = asker.ticket
+        return Intent(
+            change=change,
+            key=prepared.key,
+            prepared=prepared.result,
+            boots=dict(self._boots),
+            flight=FlightOptions(in_flight=flight.in_flight, drain_timeout_s=flight.drain_timeout_s),
+            uploads=uploads,
+            ticket=(ticket.key, ticket.fingerprint) if ticket else None,
+            operation=asker.operation,
+        )
+
+    async def _commit_on_engine(self, prepared: Prepared, flight: FlightOptions) -> CommitResult:
         boots = self._boots
         try:
-            return await outcome.commit(self._link, boots, prepared, self._ledger.next)
+            return await outcome.commit(self._link, boots, prepared, self._ledger.next, flight)
         except ProblemError as error:
             if error.code is Code.STATE_UNKNOWN:
                 self._link.mark_unknown(error.detail, boots)

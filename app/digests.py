@@ -40,6 +40,10 @@ class VersionDigests:
             except ProblemError as error:
                 _log.warning("recording digests: %s", error)
 
+    async def known(self, engine: Engine, version: int) -> bool:
+        """Whether this kind of engine's digests were recorded at `version`."""
+        return await self._journal.digests(version, layout_of(engine.description)) is not None
+
     async def verify(self, engine: Engine, version: int) -> bool:
         """Whether the engine has the digests that were recorded at `version`; records them if none were.
 

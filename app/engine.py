@@ -2,7 +2,7 @@
 
 import asyncio
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,6 +13,7 @@ from app.failpoints import Failpoints
 from app.settings import Settings
 from schemas import bridge
 from schemas.problems import Code, ProblemError
+from schemas.transactions import RECOMPUTE, FlightOptions, InFlight
 
 Answer = TypeVar("Answer", bound=BaseModel)
 
@@ -108,12 +109,25 @@ class EngineClient:
         _check_nonce(result.ranks, request.nonce)
         return result
 
-    async def commit(self, key: str, version: int) -> bridge.CommitResult:
+    async def commit(self, key: str, version: int, flight: FlightOptions = RECOMPUTE) -> bridge.CommitResult:
         """Phase two on every rank."""
-        request = bridge.CommitRequest(nonce=_nonce(), key=key, version=version)
-        result = await self._post("commit", request, bridge.CommitResult, self._settings.engine_commit_s)
+        request = bridge.CommitRequest(
+            nonce=_nonce(),
+            key=key,
+            version=version,
+            in_flight=flight.in_flight,
+            drain_timeout_s=flight.drain_timeout_s or self._settings.drain_s,
+        )
+        bound = self._settings.engine_commit_s + self.drain_s(flight)
+        result = await self._post("commit", request, bridge.CommitResult, bound)
         _check_nonce(result.ranks, request.nonce)
         return result
+
+    def drain_s(self, flight: FlightOptions) -> float:
+        """How long running requests may hold up a commit, in seconds."""
+        if flight.in_flight is not InFlight.WAIT:
+            return 0.0
+        return flight.drain_timeout_s or self._settings.drain_s
 
     async def drop(self, key: str) -> None:
         """Let go of prepared work; unknown keys are fine."""
@@ -130,9 +144,13 @@ class EngineClient:
         request = bridge.DigestsRequest(nonce=_nonce(), prefix=prefix)
         return await self._post("digests", request, bridge.DigestsResult, self._settings.engine_read_s)
 
-    async def read(self, path: Path, tensors: Sequence[bridge.ReadTensor]) -> bridge.ReadResult:
+    async def read(
+        self, path: Path, tensors: Sequence[bridge.ReadTensor], metadata: Mapping[str, str] | None = None
+    ) -> bridge.ReadResult:
         """Have the engine write `tensors` to the file at `path`."""
-        request = bridge.ReadRequest(nonce=_nonce(), path=str(path), tensors=tuple(tensors))
+        request = bridge.ReadRequest(
+            nonce=_nonce(), path=str(path), tensors=tuple(tensors), metadata=dict(metadata or {})
+        )
         return await self._post("read", request, bridge.ReadResult, self._settings.engine_read_s)
 
     async def _post(self, name: str, request: BaseModel, kind: type[Answer], bound_s: float) -> Answer:

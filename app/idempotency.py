@@ -25,6 +25,8 @@ _TRY_AGAIN = frozenset(
         Code.ENGINE_UNAVAILABLE,
         Code.RECOVERING,
         Code.PREPARE_FAILED,
+        Code.ENGINE_ASLEEP,
+        Code.DRAIN_TIMEOUT,
         Code.STAGED_BUDGET,
         Code.UNDO_BUDGET,
         Code.BLOB_BUDGET,

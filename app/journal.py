@@ -10,6 +10,7 @@ from app.ledger import BaselineRecord, VersionRecord
 from app.records import (
     BaseRecord,
     Intent,
+    Loaded,
     Remembered,
     Replayed,
     Reply,
@@ -103,6 +104,13 @@ class Journal:
 
         await self._database.write("abandon", work)
         self.intent = None
+
+    async def put_loaded(self, loaded: Loaded) -> None:
+        """An engine has proved to have the base."""
+        text = json.dumps({"boots": dict(loaded.boots), "stamps": dict(loaded.stamps)})
+        await self._database.write(
+            "loaded", lambda c: c.execute("INSERT OR REPLACE INTO meta VALUES ('loaded', ?)", (text,))
+        )
 
     async def put_replayed(self, replayed: Replayed) -> None:
         """An engine is about to be brought to a version in one step."""

@@ -104,6 +104,8 @@ class Ledger:
             self._keep(record.version, ())
             return
         before = None if record.base_version is None else self.lineage(record.base_version)
+        if record.kind is VersionKind.RELOAD:
+            before = ()  # it writes everything anew, whatever was there
         if record.kind is VersionKind.ADOPTED or before is None:
             self._unrecorded.add(record.version)
         else:

@@ -29,8 +29,13 @@ def compacted(uploads: Iterable[StagedUpload]) -> Lineage:
 
 
 def blobs_of(lineage: Lineage) -> frozenset[str]:
-    """Digests of the files that a lineage needs."""
-    return frozenset(upload.blake3 for upload in lineage)
+    """Digests of the kept files that a lineage needs."""
+    return frozenset(upload.blake3 for upload in lineage if not upload.external)
+
+
+def stands_alone(lineage: Lineage) -> bool:
+    """Whether it begins with a reload, which writes everything: then it does not matter over what."""
+    return any(upload.external for upload in lineage)
 
 
 def places_between(

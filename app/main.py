@@ -7,7 +7,19 @@ from fastapi import FastAPI
 
 from app import openapi, problems
 from app.access import Access
-from app.routes import baselines, health, model, operations, readback, status, transactions, uploads, versions
+from app.routes import (
+    baselines,
+    exports,
+    health,
+    model,
+    operations,
+    readback,
+    reload,
+    status,
+    transactions,
+    uploads,
+    versions,
+)
 from app.service import Service
 from app.settings import Settings
 from app.unread import CloseUnread
@@ -35,7 +47,8 @@ def create_app(
     app.state.service = service
     app.add_middleware(Access, settings=service.settings, source=service)
     app.add_middleware(CloseUnread)
-    for part in (health, status, model, transactions, uploads, versions, baselines, operations, readback):
+    changing = (transactions, uploads, versions, baselines, reload, exports, operations)
+    for part in (health, status, model, *changing, readback):
         app.include_router(part.router)
     problems.install(app)
     openapi.install(app)

@@ -15,7 +15,7 @@ class Metrics:
         self._registry = CollectorRegistry()
         self._changes = Counter(
             "graft_changes",
-            "Commits and rollbacks, by how they ended",
+            "Commits, rollbacks and reloads, by how they ended",
             ["kind", "code"],
             registry=self._registry,
         )

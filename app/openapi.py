@@ -82,6 +82,10 @@ COMMIT = (
     Code.VERSION_MOVED,
     Code.PRECONDITION_FAILED,
     Code.VERSION_NOT_HELD,
+    Code.NOT_SUPPORTED,
+    Code.DRAFT_MODEL,
+    Code.ENGINE_ASLEEP,
+    Code.DRAIN_TIMEOUT,
     Code.UNDO_BUDGET,
     Code.BLOB_BUDGET,
     Code.DISK_FULL,
@@ -121,10 +125,10 @@ def upload_body(*, if_match: bool = False) -> Json:
     return {"requestBody": body, "parameters": parameters}
 
 
-def tagged(description: str, *, location: bool = False) -> dict[int | str, Json]:
-    """A 200 that carries the version as ETag, or a 201 that carries a Location."""
+def tagged(description: str, *, location: bool = False, status: int = 201) -> dict[int | str, Json]:
+    """A 200 that carries the version as ETag, or another `status` that carries a Location."""
     if location:
-        return {201: {"description": description, "headers": {"Location": _LOCATION}}}
+        return {status: {"description": description, "headers": {"Location": _LOCATION}}}
     return {200: {"description": description, "headers": {"ETag": _ETAG}}}
 
 

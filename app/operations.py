@@ -1,4 +1,4 @@
-"""Operations: changes that are followed by an id, so that a lost connection loses no answer."""
+"""Operations: work that is followed by an id, so that a lost connection loses no answer."""
 
 import logging
 import secrets
@@ -54,8 +54,22 @@ class Operations:
         return self._all[id]
 
     def put(self, operation: Operation) -> None:
-        """An operation as it stands in the ledger."""
+        """An operation as it stands now; its progress need not outlive the service."""
         self._all[operation.id] = operation
+
+    async def keep(self, operation: Operation) -> None:
+        """Remember one that begins, and forget old ones for it. Raises disk_full."""
+        ended = [one for one in self._all.values() if one.state is not OperationState.RUNNING]
+        forgotten = ended[: max(0, len(ended) - self._limit)]
+        await self._journal.put([operation], forgotten)
+        for one in forgotten:
+            del self._all[one.id]
+        self.put(operation)
+
+    async def end(self, operation: Operation) -> None:
+        """Remember how one has ended that made no change, or none that is in the ledger."""
+        self.put(operation)
+        await self._journal.try_put([operation])
 
     def ended(
         self, id: str, receipt: Receipt | None = None, problem: ProblemError | None = None
@@ -73,7 +87,7 @@ class Operations:
     async def start(
         self, kind: OperationKind, transaction: str | None, run: Callable[[Asker], Awaitable[Receipt]]
     ) -> Operation:
-        """Begin `run`; the operation to follow. Raises disk_full."""
+        """Begin the change `run`; the operation to follow. Raises disk_full."""
         operation = Operation(
             id=secrets.token_hex(8),
             kind=kind,
@@ -81,12 +95,7 @@ class Operations:
             created_at=datetime.now(UTC),
             transaction=transaction,
         )
-        ended = [one for one in self._all.values() if one.state is not OperationState.RUNNING]
-        forgotten = ended[: max(0, len(ended) - self._limit)]
-        await self._journal.put([operation], forgotten)
-        for one in forgotten:
-            del self._all[one.id]
-        self.put(operation)
+        await self.keep(operation)
         self._tasks.start(self._follow(operation.id, run))
         return operation
 
@@ -101,5 +110,4 @@ class Operations:
             ended = self.ended(id, receipt=receipt)
         if self.get(id).state is not OperationState.RUNNING:
             return  # that stands in the ledger, together with what it did
-        self.put(ended)
-        await self._journal.try_put([ended])
+        await self.end(ended)

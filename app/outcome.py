@@ -11,8 +11,13 @@ from app.transactions import Prepared
 from schemas import bridge
 from schemas.bridge import Outcome, RankReport
 from schemas.problems import STATUS, Code, ProblemError
+from schemas.transactions import RECOMPUTE, FlightOptions
 
 _SETTLE_STEP_S = 0.05
+
+
+class NotBegun(ProblemError):
+    """The engine did not begin with a commit: no weight was written, and it may be asked again."""
 
 
 @dataclass(frozen=True)
@@ -45,19 +50,23 @@ async def drop(link: EngineLink, key: str) -> None:
 
 
 async def commit(
-    link: EngineLink, boots: Mapping[int, str], prepared: Prepared, version: int
+    link: EngineLink,
+    boots: Mapping[int, str],
+    prepared: Prepared,
+    version: int,
+    flight: FlightOptions = RECOMPUTE,
 ) -> bridge.CommitResult:
     """Phase two on every rank of `boots`.
 
-    Raises EngineUnreachable (never asked), commit_undone (every rank runs the old
-    version), state_unknown.
+    Raises EngineUnreachable (never asked), NotBegun, commit_undone (every rank runs the
+    old version), state_unknown.
     """
     try:
-        result = await link.client.commit(prepared.key, version)
+        result = await link.client.commit(prepared.key, version, flight)
     except EngineUnreachable:
         raise
     except ProblemError as error:
-        return await settle(link, boots, prepared, version, error)
+        return await settle(link, boots, prepared, version, error, flight)
     return _judge_commit(result, boots)
 
 
@@ -75,6 +84,8 @@ def _judge_prepare(result: bridge.PrepareResult, boots: Mapping[int, str]) -> No
 
 
 def _judge_commit(result: bridge.CommitResult, boots: Mapping[int, str]) -> bridge.CommitResult:
+    if result.outcome is Outcome.FAILED and result.code is not None:
+        raise NotBegun(result.code, result.detail or "Nothing was written.")
     ranks = _per_rank(result.ranks)
     complete = {rank.rank for rank in result.ranks} == set(boots) and all(rank.ok for rank in result.ranks)
     if _foreign(result.ranks, boots):
@@ -89,7 +100,12 @@ def _judge_commit(result: bridge.CommitResult, boots: Mapping[int, str]) -> brid
 
 
 async def settle(
-    link: EngineLink, boots: Mapping[int, str], prepared: Prepared, version: int, cause: ProblemError
+    link: EngineLink,
+    boots: Mapping[int, str],
+    prepared: Prepared,
+    version: int,
+    cause: ProblemError,
+    flight: FlightOptions,
 ) -> bridge.CommitResult:
     """Find out how a commit ended whose answer was lost; every rank has to say the same.
 
@@ -97,7 +113,8 @@ async def settle(
     """
     clock = asyncio.get_running_loop().time
     idle_since = begun = clock()
-    while clock() - begun < link.settle_s:
+    settle_s = link.settle_s + link.client.drain_s(flight)
+    while clock() - begun < settle_s:
         state = await _ask(link)
         if state is not None and boots_of(state) != boots:
             break

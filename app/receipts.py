@@ -7,13 +7,17 @@ from schemas.versions import VersionKind
 
 
 class Change(Output):
-    """A commit of a transaction, or a rollback that `restores` a version: what is known before it is made."""
+    """What is known of a change before it is made.
+
+    A commit of a transaction, a rollback that `restores` a version, or a reload of the folder `path`.
+    """
 
     kind: VersionKind
     version: Version
     base: Version
     restores: Version | None = None
     transaction: str | None = None
+    path: str | None = None
     label: str | None = None
     uploads: tuple[Upload, ...] = ()
     tensors: int = 0
@@ -30,8 +34,9 @@ def receipt_of(change: Change, prepared: PrepareResult, result: CommitResult) ->
         base_version=change.base,
         restores=change.restores,
         transaction=change.transaction,
+        path=change.path,
         label=change.label,
-        # Of the uploads; for a rollback what the ranks say.
+        # Of the uploads; for other changes what the ranks say.
         tensors=change.tensors or max((rank.tensors for rank in ranks), default=0),
         experts=len(experts),
         nbytes=Volume(

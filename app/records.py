@@ -8,10 +8,11 @@ from datetime import datetime
 
 from app.ledger import BaselineRecord, VersionRecord
 from app.receipts import Change
+from loaders.folder import Stamp
 from schemas.base import Output
 from schemas.bridge import PrepareResult, StagedUpload
 from schemas.operations import Operation
-from schemas.transactions import Receipt, Transaction
+from schemas.transactions import RECOMPUTE, FlightOptions, Receipt, Transaction
 from schemas.versions import VersionKind
 
 
@@ -42,6 +43,7 @@ class Intent(Output):
     """Of the prepared work."""
     prepared: PrepareResult
     boots: dict[int, str]
+    flight: FlightOptions = RECOMPUTE
     uploads: tuple[StagedUpload, ...] = ()
     ticket: tuple[str, str] | None = None
     """Idempotency key and fingerprint of the request."""
@@ -60,6 +62,14 @@ class BaseRecord:
 
 
 @dataclass(frozen=True)
+class Loaded:
+    """The engine, by its boot ids, that last proved to have the base, and the stamps of the files then."""
+
+    boots: Mapping[int, str]
+    stamps: Mapping[str, Stamp]
+
+
+@dataclass(frozen=True)
 class Replayed:
     """An engine, by its boot ids, that was brought to `version` in one step."""
 
@@ -73,6 +83,7 @@ class Remembered:
 
     ledger: str
     base: BaseRecord | None
+    loaded: Loaded | None
     versions: tuple[VersionRecord, ...]
     baselines: tuple[BaselineRecord, ...]
     intent: Intent | None
@@ -89,6 +100,7 @@ def remembered(connection: sqlite3.Connection) -> Remembered:
     return Remembered(
         ledger=meta["ledger"],
         base=_base(connection),
+        loaded=_loaded(meta.get("loaded")),
         versions=_versions(connection),
         baselines=tuple(
             BaselineRecord(name, version, datetime.fromisoformat(at))
@@ -195,8 +207,20 @@ def _intent(connection: sqlite3.Connection) -> Intent | None:
     return None if row is None else Intent.model_validate_json(row[1]).model_copy(update={"id": row[0]})
 
 
+def _loaded(text: str | None) -> Loaded | None:
+    if text is None:
+        return None
+    found = json.loads(text)
+    stamps = {name: (inode, nbytes, at) for name, (inode, nbytes, at) in found["stamps"].items()}
+    return Loaded(_boots(found["boots"]), stamps)
+
+
 def _replayed(text: str | None) -> Replayed | None:
     if text is None:
         return None
     found = json.loads(text)
-    return Replayed(found["version"], {int(rank): boot for rank, boot in found["boots"].items()})
+    return Replayed(found["version"], _boots(found["boots"]))
+
+
+def _boots(found: Mapping[str, str]) -> dict[int, str]:
+    return {int(rank): boot for rank, boot in found.items()}

@@ -1,6 +1,7 @@
 """Brings an engine that was found to the version that the ledger says, and proves it before it counts."""
 
 import asyncio
+import logging
 import secrets
 import time
 from datetime import UTC, datetime
@@ -13,6 +14,7 @@ from app.changes import Changes
 from app.digests import VersionDigests
 from app.journal import Journal
 from app.ledger import Ledger, VersionRecord
+from app.lineage import stands_alone
 from app.link import Engine, EngineLink, boots_of, undo_of
 from app.outcome import Work
 from app.records import Intent, Replayed
@@ -23,6 +25,8 @@ from schemas.problems import Code, ProblemError
 from schemas.status import Progress
 from schemas.transactions import State
 from schemas.versions import VersionKind
+
+_log = logging.getLogger(__name__)
 
 _STEP_S = 0.02
 
@@ -83,7 +87,7 @@ class Recovery:
         if self._base.record is None:
             await self._meet(engine, state, at)
         elif at == 0:
-            await self._check_base(engine)
+            await self._check_base(engine, current)
             if current > 0:
                 await self._replay(engine, current)
                 state = await self._link.state_at(current)
@@ -105,16 +109,32 @@ class Recovery:
         adopted = [VersionRecord(v, VersionKind.ADOPTED, now) for v in range(max(lowest, 1), at + 1)]
         await self._journal.begin(record, [self._ledger.get(0), *adopted])
         self._base.record = record
+        if at == 0:
+            await self._base.proved(engine)
         for one in adopted:
             self._ledger.append(one)
 
-    async def _check_base(self, engine: Engine) -> None:
-        """Raises base_changed if the engine was loaded from another checkpoint than version 0."""
+    async def _check_base(self, engine: Engine, current: int) -> None:
+        """Raises base_changed if the engine was loaded from another checkpoint than `current` needs."""
         self._say("checking the base")
-        await self._base.at_hand(engine.description)
+        try:
+            await self._require_base(engine)
+        except ProblemError as error:
+            alone = stands_alone(self._ledger.lineage(current) or ())
+            if error.code is not Code.BASE_CHANGED or not (
+                alone and await self._digests.known(engine, current)
+            ):
+                raise
+            # As after a reload of the base's own folder; what comes of it is compared in any case.
+            _log.warning("version %d does not need the base: %s", current, error)
+
+    async def _require_base(self, engine: Engine) -> None:
+        """Raises base_changed if the engine was loaded from another checkpoint than version 0."""
+        await self._base.check_headers(engine.description)
         if not await self._digests.verify(engine, 0):
             detail = "The engine's weights as loaded are not those that the history began with."
             raise ProblemError(Code.BASE_CHANGED, f"{detail} {REMEDY}")
+        await self._base.proved(engine)
 
     async def _replay(self, engine: Engine, current: int) -> None:
         """From base to the current version in one step; what was overwritten later is not sent."""
@@ -166,7 +186,9 @@ class Recovery:
         prepared = Prepared(intent.key, change.base, intent.prepared)
         unwritten = ProblemError(Code.INTERNAL, "How the change ended was not written down.")
         try:
-            result = await outcome.settle(self._link, engine.boots, prepared, change.version, unwritten)
+            result = await outcome.settle(
+                self._link, engine.boots, prepared, change.version, unwritten, intent.flight
+            )
         except ProblemError as error:
             if error.code is not Code.COMMIT_UNDONE:
                 raise

@@ -21,6 +21,7 @@ from app.changes import Changes
 from app.database import Database
 from app.digests import VersionDigests
 from app.engine import EngineClient
+from app.exports import Exports
 from app.failpoints import Failpoints
 from app.idempotency import Replies
 from app.journal import Journal
@@ -29,6 +30,7 @@ from app.link import EngineLink
 from app.metrics import Metrics
 from app.operations import Operations
 from app.recovery import Recovery
+from app.reload import Reloads
 from app.rewind import Rewind
 from app.settings import Settings
 from app.staging import Staging
@@ -65,7 +67,7 @@ class Service:
         self.staging = Staging(settings)
         self.blobs = Blobs(settings, self.ledger, failpoints)
         self.baselines = Baselines(self.journal, self.ledger, self.blobs, settings.undo_bytes)
-        self._base = Base()
+        self._base = Base(self.journal)
         books = Books(self.journal, self.ledger, self.blobs, self.transactions, self.operations, self.replies)
         rewind = Rewind(self.ledger, self._base, self.blobs)
         self._digests = VersionDigests(self.link, self.ledger, self.journal)
@@ -93,6 +95,8 @@ class Service:
             self.staging,
         )
         self.link.recover = self.recovery.recover
+        self.exports = Exports(settings, self.client, self.link, self.ledger, self.operations)
+        self.reloads = Reloads(settings, self.client, self.link, self.ledger, self.changes)
 
     @asynccontextmanager
     async def running(self, app: FastAPI) -> AsyncIterator[None]:
@@ -108,6 +112,7 @@ class Service:
         try:
             yield
         finally:
+            await self.exports.close()
             await self.tasks.drain()
             for task in background:
                 task.cancel()
@@ -136,7 +141,8 @@ class Service:
             self.link.give_up(error)
             return
         self.replies.begin(found.replies)
-        self._base.record, self.recovery.replayed = found.base, found.replayed
+        self._base.record, self._base.loaded = found.base, found.loaded
+        self.recovery.replayed = found.replayed
 
     async def ready_version(self) -> int:
         """The version that the engine was just seen to serve.

@@ -49,6 +49,12 @@ class Settings(BaseSettings):
     kept_versions: Annotated[int, Field(gt=0)] = 256
     """Of how many different versions, at most, the uploads are kept beside those that must be."""
 
+    reload_roots: tuple[Path, ...] = ()
+    """Folders below which reload may read, as JSON in the environment; none: the served model's own
+    folder and the one that it is in."""
+    export_roots: tuple[Path, ...] = ()
+    """Folders below which exports may be written; none: as for reload."""
+
     body_idle_s: Seconds = 30
     """Longest silence within an upload."""
     body_total_s: Seconds = 3600
@@ -66,6 +72,9 @@ class Settings(BaseSettings):
     engine_prepare_s: Seconds = 600
     """Bound on phase one; the engine is told to give up after nine tenths of it."""
     engine_commit_s: Seconds = 300
+    """Bound on phase two, beside the wait for running requests."""
+    drain_s: Annotated[float, Field(gt=0, le=3600)] = 60
+    """How long `in_flight=wait` waits for running requests to end, unless a request says otherwise."""
     engine_settle_s: Seconds = 20
     """How long to look for the outcome of a commit whose answer was lost."""
     engine_seek_s: Seconds = 0.5

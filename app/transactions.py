@@ -12,7 +12,7 @@ from loaders.staged import StagedFile
 from schemas import transactions as wire
 from schemas.bridge import PrepareResult, StagedUpload
 from schemas.problems import Code, Problem, ProblemError
-from schemas.transactions import InFlight, State, TransactionOptions
+from schemas.transactions import State, TransactionOptions
 
 _MOVES: dict[State, frozenset[State]] = {
     State.OPEN: frozenset({State.PREPARING, State.ABORTED, State.EXPIRED}),
@@ -186,10 +186,7 @@ class Transactions:
             await self._journal.try_put([one.view() for one in live])
 
     def check(self, options: TransactionOptions) -> float:
-        """How long such a transaction stays open; raises not_supported, bad_value, staged_budget."""
-        if options.in_flight is not InFlight.RECOMPUTE:
-            detail = f"in_flight={options.in_flight} is not supported yet; use recompute."
-            raise ProblemError(Code.NOT_SUPPORTED, detail, in_flight=options.in_flight)
+        """How long such a transaction stays open; raises bad_value, staged_budget."""
         expires_in_s = options.expires_in_s or self._settings.transaction_s
         if expires_in_s > self._settings.transaction_max_s:
             detail = f"expires_in_s is at most {self._settings.transaction_max_s:g}."

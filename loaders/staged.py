@@ -7,8 +7,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from blake3 import blake3
+
 from loaders.header import Header
 from schemas.problems import Code, ProblemError
+
+_HASHED = 16 << 20
 
 
 @dataclass(frozen=True)
@@ -55,3 +59,15 @@ def fsync_path(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def file_digest(path: Path) -> str:
+    """BLAKE3 of a file, 64 lower-case hex digits; blocking.
+
+    Read rather than mapped: somebody may cut the file short meanwhile. Raises OSError.
+    """
+    digest = blake3(max_threads=blake3.AUTO)
+    with path.open("rb") as file:
+        while chunk := file.read(_HASHED):
+            digest.update(chunk)
+    return digest.hexdigest()

@@ -7,10 +7,13 @@ each rank's answer, so that an answer to an earlier question is noticed.
 
 from enum import StrEnum
 
+from pydantic import Field
+
 from schemas.base import Digest, Output, Version
 from schemas.dtypes import Dtype
 from schemas.model import CheckpointTensor, ModelInfo
 from schemas.problems import Code
+from schemas.transactions import InFlight
 
 PREFIX = "/graft/v1"
 """Where the bridge's routes are mounted on vLLM's API server."""
@@ -45,6 +48,8 @@ class TensorWrite(Output):
 class StagedUpload(Output):
     """A checked body on disk and the writes that it stands for, in order."""
 
+    external: bool = False
+    """Whether the file is somebody else's: it is read where it lies, and neither kept nor deleted."""
     path: str
     nbytes: int
     blake3: Digest
@@ -69,6 +74,9 @@ class CommitRequest(Output):
     nonce: str
     key: str
     version: Version
+    in_flight: InFlight = InFlight.RECOMPUTE
+    drain_timeout_s: float = 60.0
+    """How long `wait` waits for running requests to end."""
 
 
 class KeyRequest(Output):
@@ -101,6 +109,8 @@ class ReadRequest(Output):
     nonce: str
     path: str
     tensors: tuple["ReadTensor", ...]
+    metadata: dict[str, str] = Field(default_factory=dict)
+    """What the file's header says beside the tensors."""
 
 
 class ReadTensor(Output):
@@ -165,10 +175,13 @@ class CommitResult(Output):
     apply_ms: float
     resume_ms: float
     caches: dict[str, str]
-    """Cache name → `reset`, `none` (there is no such cache) or `failed`."""
+    """Cache name → `reset`, `none` (there is no such cache), `failed`, or `mixed`: to be reset when
+    the last request that has KV of the old weights has ended."""
     in_flight: str
     """What happened to running requests, for example `recomputed`."""
     detail: str | None = None
+    code: Code | None = None
+    """Why the commit was not begun, if it was not: no weight was written."""
 
 
 class RankState(Output):

@@ -55,6 +55,9 @@ class Code(StrEnum):
     UNKNOWN_VERSION = "unknown_version"
     UNKNOWN_BASELINE = "unknown_baseline"
     UNKNOWN_OPERATION = "unknown_operation"
+    PATH_NOT_ALLOWED = "path_not_allowed"
+    BAD_CHECKPOINT = "bad_checkpoint"
+    CHECKPOINT_MISMATCH = "checkpoint_mismatch"
     # when it was sent
     BUSY = "busy"
     IN_PROGRESS = "in_progress"
@@ -67,6 +70,11 @@ class Code(StrEnum):
     VERSION_NOT_HELD = "version_not_held"
     CLIENT_GONE = "client_gone"
     STATE_IN_USE = "state_in_use"
+    PATH_TAKEN = "path_taken"
+    OPERATION_STATE = "operation_state"
+    DRAFT_MODEL = "draft_model"
+    ENGINE_ASLEEP = "engine_asleep"
+    DRAIN_TIMEOUT = "drain_timeout"
     # what there is no room for
     STAGED_BUDGET = "staged_budget"
     UNDO_BUDGET = "undo_budget"
@@ -124,6 +132,9 @@ STATUS: dict[Code, tuple[int, str]] = {
     Code.UNKNOWN_VERSION: (404, "There is no such version"),
     Code.UNKNOWN_BASELINE: (404, "There is no such baseline"),
     Code.UNKNOWN_OPERATION: (404, "There is no such operation"),
+    Code.PATH_NOT_ALLOWED: (403, "That path on the server is not allowed"),
+    Code.BAD_CHECKPOINT: (422, "The folder is not a readable checkpoint"),
+    Code.CHECKPOINT_MISMATCH: (422, "The checkpoint is of another model"),
     Code.BUSY: (409, "Another commit or rollback is under way"),
     Code.IN_PROGRESS: (409, "The first request with this idempotency key still runs"),
     Code.IDEMPOTENCY_MISMATCH: (422, "The idempotency key was used for another request"),
@@ -135,6 +146,11 @@ STATUS: dict[Code, tuple[int, str]] = {
     Code.VERSION_NOT_HELD: (409, "What rolling back to that version needs is no longer held"),
     Code.CLIENT_GONE: (400, "The client went away before the body was complete"),
     Code.STATE_IN_USE: (409, "Another admin process uses this state folder"),
+    Code.PATH_TAKEN: (409, "There is something at that path already"),
+    Code.OPERATION_STATE: (409, "The operation can't be cancelled"),
+    Code.DRAFT_MODEL: (409, "The engine has a draft model, which would keep its weights"),
+    Code.ENGINE_ASLEEP: (409, "The engine sleeps or is paused"),
+    Code.DRAIN_TIMEOUT: (503, "Running requests did not end in time"),
     Code.STAGED_BUDGET: (507, "The budget for staged bytes is used up"),
     Code.UNDO_BUDGET: (507, "The budget for undo bytes is used up"),
     Code.BLOB_BUDGET: (507, "The budget for the uploads of committed versions is used up"),

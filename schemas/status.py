@@ -76,6 +76,8 @@ class Status(Output):
 
     ledger: str
     version: Version | None
+    checkpoint: str | None
+    """The folder that a reload without a path reads, if the engine has said where it was loaded from."""
     writable: bool
     """Whether a commit would be tried now."""
     busy: bool

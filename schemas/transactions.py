@@ -17,9 +17,13 @@ class InFlight(StrEnum):
     """What happens to requests that run while weights change."""
 
     RECOMPUTE = "recompute"
+    """They are preempted, and their KV is computed again with the new weights."""
     WAIT = "wait"
+    """They end first, within a bound; new ones queue meanwhile."""
     ABORT = "abort"
+    """They are ended."""
     KEEP = "keep"
+    """They go on with KV of the old weights, which new ones can hit until the last of them has ended."""
 
 
 class State(StrEnum):
@@ -36,12 +40,23 @@ class State(StrEnum):
     INTERRUPTED = "interrupted"
 
 
-class TransactionOptions(Input):
+class FlightOptions(Input):
+    """What a change does with requests that run."""
+
+    in_flight: InFlight = InFlight.RECOMPUTE
+    drain_timeout_s: Annotated[float, Field(gt=0, le=3600)] | None = None
+    """How long `wait` waits for running requests to end; none: as the service is set."""
+
+
+RECOMPUTE = FlightOptions()
+"""No request is lost: those that run are computed again with the new weights."""
+
+
+class TransactionOptions(FlightOptions):
     """How to open a transaction. One-request uploads take the same as query parameters."""
 
     base_version: Version | None = None
     """Refuse to commit on any other version."""
-    in_flight: InFlight = InFlight.RECOMPUTE
     label: Label | None = None
     expires_in_s: Seconds | None = None
     allow_nonfinite: bool = False
@@ -106,7 +121,7 @@ class RankWork(Output):
 
 
 class Timing(Output):
-    """Milliseconds spent; `pause` is how long generation stood still."""
+    """Milliseconds spent; `pause` is how long stopping generation took, with `wait` until it had ended."""
 
     validate_ms: float
     prepare_ms: float
@@ -130,6 +145,8 @@ class Receipt(Output):
     base_version: Version
     restores: Version | None = None
     """The version whose weights a rollback put back."""
+    path: str | None = None
+    """The checkpoint folder that a reload read."""
     transaction: str | None = None
     label: str | None = None
     tensors: int

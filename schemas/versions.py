@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from schemas.base import Input, Output, Version
-from schemas.transactions import Receipt
+from schemas.transactions import FlightOptions, Label, Receipt
 
 BaselineName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
 
@@ -18,6 +18,7 @@ class VersionKind(StrEnum):
     BASE = "base"
     COMMIT = "commit"
     ROLLBACK = "rollback"
+    RELOAD = "reload"
     ADOPTED = "adopted"
     """The engine ran it already when this service first met it."""
 
@@ -32,6 +33,8 @@ class VersionEntry(Output):
     restores: Version | None = None
     transaction: str | None = None
     label: str | None = None
+    path: str | None = None
+    """The checkpoint folder that a reload read."""
     held: bool
     """Whether it can be rolled back to."""
     undo_nbytes: int
@@ -59,7 +62,7 @@ class Versions(Output):
     versions: tuple[VersionEntry, ...]
 
 
-class RollbackRequest(Input):
+class RollbackRequest(FlightOptions):
     """What to go back to: exactly one of the two."""
 
     to_version: Version | None = None
@@ -70,6 +73,16 @@ class RollbackRequest(Input):
         if (self.to_version is None) == (self.to_baseline is None):
             raise ValueError("give exactly one of to_version and to_baseline")
         return self
+
+
+class ReloadRequest(FlightOptions):
+    """What to read anew, from disk."""
+
+    path: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
+    """A checkpoint folder on the server; none: the one that the current version goes back to."""
+    base_version: Version | None = None
+    """Refuse to reload over any other version."""
+    label: Label | None = None
 
 
 class BaselineRequest(Input):

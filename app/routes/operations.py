@@ -1,4 +1,4 @@
-"""Operations: changes that are followed by an id."""
+"""Operations: work that are followed by an id."""
 
 import re
 from typing import Annotated

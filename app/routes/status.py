@@ -17,6 +17,7 @@ async def status(service: ServiceDep) -> Status:
     return Status(
         ledger=service.ledger.id,
         version=service.ledger.current.version,
+        checkpoint=service.reloads.folder,
         writable=service.link.problem is None,
         busy=service.changes.busy,
         open_transactions=tuple(one.id for one in service.transactions.live()),

@@ -27,7 +27,7 @@ IfMatch = Annotated[str | None, Header(include_in_schema=False)]
     response_model=wire.Transaction,
     openapi_extra=json_parameters(),
     responses=tagged("The open transaction.", location=True)
-    | problems(Code.VERSION_MOVED, Code.NOT_SUPPORTED, Code.STAGED_BUDGET, Code.STATE_UNKNOWN),
+    | problems(Code.VERSION_MOVED, Code.STAGED_BUDGET, Code.STATE_UNKNOWN),
 )
 async def open_transaction(
     service: ServiceDep, response: Response, options: TransactionOptions | None = None

@@ -52,7 +52,7 @@ async def post_patches(id: str, request: Request, service: ServiceDep) -> Respon
     "/experts/{layer}/{expert}",
     response_model=Receipt,
     openapi_extra=upload_body(if_match=True),
-    responses=tagged("What was done.") | problems(*COMMIT, Code.UNKNOWN_EXPERT, Code.NOT_SUPPORTED),
+    responses=tagged("What was done.") | problems(*COMMIT, Code.UNKNOWN_EXPERT),
 )
 async def put_expert_now(
     layer: Ordinal,
@@ -72,7 +72,7 @@ async def put_expert_now(
     "/patches",
     response_model=Receipt,
     openapi_extra=upload_body(if_match=True),
-    responses=tagged("What was done.") | problems(*COMMIT, Code.NOT_SUPPORTED),
+    responses=tagged("What was done.") | problems(*COMMIT),
 )
 async def post_patches_now(
     request: Request,

@@ -74,7 +74,7 @@ async def rollback(
         target = _baseline_version(service.ledger, request.to_baseline or "")
 
     async def roll_back(asker: Asker) -> Receipt:
-        return await service.changes.rollback(target, expected, asker)
+        return await service.changes.rollback(target, expected, request, asker)
 
     if wants_async(prefer):
         service.changes.require_idle()
@@ -102,6 +102,7 @@ def _entry(ledger: Ledger, record: VersionRecord) -> dict[str, Any]:
         "restores": record.restores,
         "transaction": record.transaction,
         "label": record.label,
+        "path": record.receipt.path if record.receipt else None,
         "held": ledger.held(record.version),
         "undo_nbytes": ledger.undo.get(record.version, 0),
         "baselines": names,

@@ -23,6 +23,7 @@ from starlette.datastructures import State
 
 from loaders.engine.catalogued import Catalogued, together
 from loaders.engine.commit import Commit, first_problem, report_of
+from loaders.engine.in_flight import MixedCache
 from loaders.engine.readback import ReadPart, whole
 from loaders.engine.rpc import Answer
 from loaders.engine.rpc_client import Workers
@@ -67,6 +68,7 @@ class GraftBridge:
         """Build every worker's session before the server answers its first request."""
         state.graft_engine = engine_client
         state.graft_secret = _read_secret()
+        state.graft_background = set()
         if engine_client is None:
             return
         answers = await Workers(engine_client).ask("graft_begin")
@@ -181,9 +183,27 @@ async def _prepare(workers: Workers, request: PrepareRequest) -> PrepareResult:
 
 
 @_router.post("/commit")
-async def commit(engine: Engine, request: CommitRequest) -> CommitResult:
+async def commit(engine: Engine, request: CommitRequest, http: Request) -> CommitResult:
     """Phase two on all ranks or none."""
-    return CommitResult.model_validate(await _to_the_end(Commit(engine, Workers(engine), request).run()))
+    commit = Commit(engine, Workers(engine), request)
+    result: CommitResult = await _to_the_end(_commit(commit, http.app.state.graft_background))
+    return result
+
+
+async def _commit(commit: Commit, background: set[asyncio.Task[None]]) -> CommitResult:
+    result = await commit.run()
+    if commit.mixed is not None and result.outcome is Outcome.DONE:
+        clearing = asyncio.create_task(_cleared(commit.mixed))
+        background.add(clearing)
+        clearing.add_done_callback(background.discard)
+    return result
+
+
+async def _cleared(mixed: MixedCache) -> None:
+    try:
+        await mixed.clear()
+    except Exception:  # noqa: BLE001 - vLLM raises what it likes when its engine is gone, and the cache with it
+        _log.exception("the prefix cache stays mixed until the next commit")
 
 
 @_router.post("/drop")

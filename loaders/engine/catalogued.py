@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel
 
 from loaders.engine.atlas import NOT_LOADED
-from loaders.engine.checkpoint import local_folder
 from schemas.bridge import ParallelLayout
 from schemas.model import CheckpointTensor, ModelInfo, Treatment
 
@@ -26,7 +25,7 @@ class Catalogued(BaseModel):
     tensors: tuple[CheckpointTensor, ...]
 
 
-def catalogued(config: "VllmConfig", tensors: tuple[CheckpointTensor, ...]) -> Catalogued:
+def catalogued(config: "VllmConfig", tensors: tuple[CheckpointTensor, ...], checkpoint: str) -> Catalogued:
     """Put a rank's catalogue beside what its configuration says."""
     model, parallel = config.model_config, config.parallel_config
     text = model.hf_text_config
@@ -46,7 +45,7 @@ def catalogued(config: "VllmConfig", tensors: tuple[CheckpointTensor, ...]) -> C
             data=parallel.data_parallel_size,
             expert=parallel.enable_expert_parallel,
         ),
-        checkpoint=str(local_folder(model).absolute()),
+        checkpoint=checkpoint,
         tensors=tensors,
     )
 

@@ -4,12 +4,18 @@ import logging
 import time
 from typing import Any
 
+from loaders.engine import in_flight
+from loaders.engine.in_flight import MixedCache, NotBegun
 from loaders.engine.rpc import Answer
 from loaders.engine.rpc_client import Workers
 from schemas.bridge import CommitRequest, CommitResult, Outcome, RankReport
 from schemas.problems import Code, ProblemError
+from schemas.transactions import InFlight
 
 _log = logging.getLogger(__name__)
+
+_IN_FLIGHT = {InFlight.WAIT: "finished", InFlight.ABORT: "aborted", InFlight.KEEP: "kept"}
+"""What happened to running requests, by the mode that was carried out."""
 
 
 class Commit:
@@ -23,19 +29,31 @@ class Commit:
         self._reports: tuple[RankReport, ...] = ()
         self._caches: dict[str, str] = {}
         self._detail: str | None = None
+        self._code: Code | None = None
+        self.mixed: MixedCache | None = None
+        """What is left to be done after a commit that kept requests; whoever ran it sees to that."""
         self._times = {"pause": 0.0, "apply": 0.0, "resume": 0.0}
 
     async def run(self) -> CommitResult:
         """Carry it out. Generation resumes on every way out but one: outcome `unknown`."""
+        try:
+            await in_flight.check(self._engine, self._request)
+        except Exception as error:  # noqa: BLE001 - as below; nothing was touched, so nothing is resumed
+            self._note(error)
+            return self._result(Outcome.FAILED)
         outcome = Outcome.FAILED
         try:
-            await self._timed("pause", self._core.pause_scheduler_async(mode="keep", clear_cache=False))
+            await self._timed("pause", in_flight.pause(self._core, self._request))
             outcome = Outcome.UNKNOWN
             outcome = await self._timed("apply", self._apply_or_undo())
         except Exception as error:  # noqa: BLE001 - whatever it is, the outcome says what is known
             self._note(error)
         if outcome is not Outcome.UNKNOWN:
             outcome = await self._resume(outcome)
+        return self._result(outcome)
+
+    def _result(self, outcome: Outcome) -> CommitResult:
+        recomputed = "recomputed" if self._caches.get("prefix") == "reset" else "kept"
         return CommitResult(
             outcome=outcome,
             ranks=self._reports,
@@ -43,8 +61,9 @@ class Commit:
             apply_ms=self._times["apply"],
             resume_ms=self._times["resume"],
             caches=self._caches,
-            in_flight="recomputed" if self._caches.get("prefix") == "reset" else "kept",
+            in_flight=_IN_FLIGHT.get(self._request.in_flight, recomputed),
             detail=self._detail,
+            code=self._code,
         )
 
     async def _resume(self, outcome: Outcome) -> Outcome:
@@ -61,6 +80,9 @@ class Commit:
         return outcome
 
     def _note(self, error: Exception) -> None:
+        if isinstance(error, NotBegun):
+            self._code, self._detail = error.code, error.detail
+            return
         _log.error("commit %s", self._request.key, exc_info=error)
         self._detail = f"{type(error).__name__}: {error}"
 
@@ -89,13 +111,26 @@ class Commit:
     async def _finish(self) -> bool:
         """Caches and version, still in the pause; a failure means that the commit is undone."""
         try:
-            await self._reset_caches()
+            if not await self._keep_caches():
+                await self._reset_caches()
             if "failed" in self._caches.values():
                 return False
             await self._engine.update_weight_version(str(self._request.version))
         except Exception as error:  # noqa: BLE001 - vLLM raises RuntimeError and its own kinds alike
             self._note(error)
             return False
+        return True
+
+    async def _keep_caches(self) -> bool:
+        """Leave the caches to requests that go on with KV of the old weights, if there are any."""
+        if self._request.in_flight is not InFlight.KEEP:
+            return False
+        _, old = await in_flight.running(self._workers)
+        if not old:
+            return False
+        connector = "none" if self._engine.vllm_config.kv_transfer_config is None else "mixed"
+        self._caches = {"prefix": "mixed", "connector": connector, "encoder": "none"}
+        self.mixed = MixedCache(self._engine, self._workers, self._request.version, old)
         return True
 
     async def _reset_caches(self) -> None:

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from loaders.engine.checkpoint import TORCH_DTYPE
 from loaders.engine.layout import Correspondence, Layout
 from loaders.engine.move import bits_of
+from loaders.staged import refuse_full_disk
 from schemas.bridge import ReadResult, ReadTensor
 from schemas.problems import Code, ProblemError
 
@@ -91,22 +92,23 @@ def _take(atlas: "Atlas", site: "Site", part: Correspondence, out: torch.Tensor)
 
 
 def write_part(
-    path: Path, atlas: "Atlas", wanted: tuple[ReadTensor, ...]
+    path: Path, atlas: "Atlas", wanted: tuple[ReadTensor, ...], metadata: dict[str, str]
 ) -> tuple[int, tuple[tuple[int, int], ...]]:
     """Write this rank's part of a safetensors file that all ranks write together.
 
     Every rank writes the same header and its own elements. Returns the size of the file
     and what was written of each tensor, as in ReadPart.
 
-    Raises OSError if there is no room for the file.
+    Raises ProblemError `disk_full` if there is no room for the file, and OSError.
     """
-    header, places = _arranged(atlas, wanted)
+    header, places = _arranged(atlas, wanted, metadata)
     size = len(header) + sum(nbytes for _, nbytes in places)
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         if size:
             # Room is made first: a mapped write to a full disk would kill the worker.
-            os.posix_fallocate(handle, 0, size)
+            with refuse_full_disk():
+                os.posix_fallocate(handle, 0, size)
         os.pwrite(handle, header, 0)
         shared = mmap.mmap(handle, size)
     finally:
@@ -124,14 +126,16 @@ def write_part(
     return size, tuple(held)
 
 
-def _arranged(atlas: "Atlas", wanted: tuple[ReadTensor, ...]) -> tuple[bytes, list[tuple[int, int]]]:
+def _arranged(
+    atlas: "Atlas", wanted: tuple[ReadTensor, ...], metadata: dict[str, str]
+) -> tuple[bytes, list[tuple[int, int]]]:
     """The header of the file with its length, and offset and size of each tensor in the data.
 
     Wider elements come first, so that every tensor is aligned.
     """
     bases = [atlas.checkpoint.tensors[item.tensor] for item in wanted]
     order = sorted(range(len(wanted)), key=lambda index: -bases[index].dtype.nbytes)
-    entries: dict[str, object] = {}
+    entries: dict[str, object] = {"__metadata__": metadata} if metadata else {}
     places = [(0, 0)] * len(wanted)
     offset = 0
     for index in order:

@@ -51,7 +51,8 @@ class Session:
         self.rank = rank
         self.boot = uuid.uuid4().hex
         self.version = 0
-        checkpoint = Checkpoint.open(local_folder(vllm_config.model_config))
+        self.checkpoint = local_folder(vllm_config.model_config).resolve()
+        checkpoint = Checkpoint.open(self.checkpoint)
         workshop = Workshop(vllm_config)
         self.atlas: Atlas = build_atlas(vllm_config, live, checkpoint, workshop)
         self._site_of = {target: site for site in self.atlas.sites.values() for target, _ in site.places()}
@@ -242,7 +243,7 @@ class Session:
         ]
         self._rebuilder.ensure_shards([site for site in sites if site.sharded], main)
         version, (nbytes, held) = self._of_one_version(
-            lambda: write_part(Path(request.path), self.atlas, wanted)
+            lambda: write_part(Path(request.path), self.atlas, wanted, request.metadata)
         )
         return ReadPart(version=version, nbytes=nbytes, held=held)
 

@@ -79,13 +79,23 @@ class GraftWorker:
     def graft_describe(self, nonce: str) -> str:
         """The catalogue of checkpoint tensors as this rank treats them."""
         worker: Any = self
-        return self.graft_answer(
-            nonce, lambda: catalogued(worker.vllm_config, self.graft_need().atlas.catalogue)
-        )
+
+        def describe() -> BaseModel:
+            session = self.graft_need()
+            return catalogued(worker.vllm_config, session.atlas.catalogue, str(session.checkpoint))
+
+        return self.graft_answer(nonce, describe)
 
     def graft_state(self, nonce: str) -> str:
         """Version, prepared work and undo."""
         return self.graft_answer(nonce, lambda: self.graft_need().state())
+
+    def graft_running(self, nonce: str) -> str:
+        """Version, and the requests that hold KV on this rank or did before they were preempted."""
+        worker: Any = self
+        return self.graft_answer(
+            nonce, lambda: Running(version=self.graft_need().version, requests=_requests(worker.model_runner))
+        )
 
     def graft_apply(self, nonce: str, request: str) -> str:
         """Phase two on this rank."""
@@ -183,6 +193,20 @@ class VersionedDigests(BaseModel):
 
     version: int
     digests: Any
+
+
+class Running(BaseModel):
+    """Requests of one rank, by vLLM's own ids."""
+
+    version: int
+    requests: tuple[str, ...]
+
+
+def _requests(runner: Any) -> tuple[str, ...]:
+    """What the model runner holds; vLLM's second runner keeps it elsewhere than its first."""
+    if hasattr(runner, "requests"):
+        return tuple(runner.requests)
+    return tuple(runner.req_states.req_id_to_index)
 
 
 def _raise(error: Exception) -> None:

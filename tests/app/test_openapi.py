@@ -17,6 +17,7 @@ from tests.fakes.admin import OCTETS, code, expert_body, running
 Json = dict[str, Any]
 Operations = list[tuple[APIRoute, str, Json]]
 PROBLEM = "application/problem+json"
+COMMITS = {"commit_transaction", "rollback", "reload", "put_expert_now", "post_patches_now"}
 
 
 @pytest.fixture(scope="module")
@@ -74,8 +75,11 @@ def test_the_contracts_paths_are_literal(schema: Json) -> None:
         "/v1/versions/{n}",
         "/v1/versions/current",
         "/v1/rollback",
+        "/v1/reload",
         "/v1/baselines/{name}",
         "/v1/digests",
+        "/v1/versions/{n}/export",
+        "/v1/operations/{id}",
     }
     assert expected <= set(schema["paths"])
 
@@ -108,7 +112,13 @@ def test_headers_are_named(schema: Json, operations: Operations) -> None:
         names = {one["name"] for one in operation.get("parameters", []) if one["in"] == "header"}
         changes = method in ("POST", "PUT")
         assert ("Idempotency-Key" in names) == changes, route.path
-        commits = route.name in ("commit_transaction", "rollback", "put_expert_now", "post_patches_now")
+        commits = route.name in (
+            "commit_transaction",
+            "rollback",
+            "reload",
+            "put_expert_now",
+            "post_patches_now",
+        )
         assert ("If-Match" in names) == commits, route.path
         assert ("Content-Digest" in names) == isinstance(route, UploadRoute), route.path
         if commits:
@@ -116,6 +126,8 @@ def test_headers_are_named(schema: Json, operations: Operations) -> None:
     created = schema["paths"]["/v1/transactions"]["post"]["responses"]
     assert "Location" in created["201"]["headers"]
     assert "200" not in created
+    begun = schema["paths"]["/v1/versions/{n}/export"]["post"]["responses"]
+    assert "Location" in begun["202"]["headers"]
     busy = schema["paths"]["/v1/rollback"]["post"]["responses"]["409"]
     assert "Retry-After" in busy["headers"]
 
@@ -149,7 +161,7 @@ async def test_what_is_answered_is_what_was_promised(tmp_path: Path) -> None:
         paths = schema["paths"]
         opened = await admin.open()
         requests: list[tuple[str, str, str, Json]] = [
-            ("post", "/v1/transactions", "/v1/transactions", {"json": {"in_flight": "keep"}}),
+            ("post", "/v1/transactions", "/v1/transactions", {"json": {"in_flight": "later"}}),
             ("post", "/v1/transactions", "/v1/transactions", {"json": {"base_version": 3}}),
             ("get", "/v1/transactions/{id}", "/v1/transactions/x", {}),
             ("post", "/v1/transactions/{id}/commit", f"{opened}/commit", {}),
@@ -159,6 +171,13 @@ async def test_what_is_answered_is_what_was_promised(tmp_path: Path) -> None:
             ("put", "/v1/experts/{layer}/{expert}", "/v1/experts/0/0", {"content": expert_body()}),
             ("post", "/v1/patches", "/v1/patches", {"content": expert_body(), "headers": OCTETS}),
             ("post", "/v1/rollback", "/v1/rollback", {"json": {"to_version": 3}}),
+            ("post", "/v1/reload", "/v1/reload", {}),
+            ("post", "/v1/versions/{n}/export", "/v1/versions/5/export", {"json": {"path": "/x"}}),
+            ("post", "/v1/versions/{n}/export", "/v1/versions/0/export", {"json": {"path": "/x"}}),
+            ("post", "/v1/versions/{n}/export", "/v1/versions/0/export", {}),
+            ("get", "/v1/operations/{id}", "/v1/operations/x", {}),
+            ("delete", "/v1/operations/{id}", "/v1/operations/x", {}),
+            ("post", "/v1/reload", "/v1/reload", {"json": {"path": "no"}}),
             ("get", "/v1/versions/{n}", "/v1/versions/x", {}),
             ("get", "/v1/versions/{n}", "/v1/versions/5", {}),
             ("get", "/v1/baselines/{name}", "/v1/baselines/x", {}),

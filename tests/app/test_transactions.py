@@ -43,23 +43,12 @@ async def test_open_takes_no_body_at_all(tmp_path: Path) -> None:
         assert (await admin.http.post("/v1/transactions")).status_code == 201
 
 
-@pytest.mark.parametrize("mode", ["wait", "abort", "keep"])
-async def test_other_in_flight_modes_are_not_supported_yet(tmp_path: Path, mode: str) -> None:
-    """Known but missing modes are named in the refusal; nothing is opened."""
-    async with running(tmp_path) as admin:
-        answer = await admin.http.post("/v1/transactions", json={"in_flight": mode})
-        one_shot = await admin.http.post(
-            f"/v1/patches?in_flight={mode}", content=q_proj_body(), headers=OCTETS
-        )
-        assert code(answer) == code(one_shot) == "not_supported"
-        assert mode in answer.json()["detail"]
-        assert (await admin.http.get("/v1/transactions")).json() == {"transactions": []}
-
-
 @pytest.mark.parametrize(
     "options",
     [
         {"in_flight": "later"},
+        {"drain_timeout_s": 0},
+        {"drain_timeout_s": 3601},
         {"expires_in_s": 0},
         {"expires_in_s": 1e9},
         {"label": "x" * 300},

@@ -24,9 +24,16 @@ from schemas.bridge import Outcome, RankError, RankReport
 from schemas.dtypes import Dtype
 from schemas.model import CheckpointTensor, ModelInfo, Treatment
 from schemas.problems import Code, ProblemError
+from schemas.transactions import InFlight
 from tests.fakes.safetensors import Part, parse, write_file
 
 LAYERS, EXPERTS, HIDDEN, INNER, VOCAB = 2, 4, 8, 6, 16
+_FATES = {
+    InFlight.RECOMPUTE: "recomputed",
+    InFlight.WAIT: "finished",
+    InFlight.ABORT: "aborted",
+    InFlight.KEEP: "kept",
+}
 _RAW: dict[int, type[np.generic]] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 Array = np.ndarray[tuple[int, ...], np.dtype[np.generic]]
@@ -142,6 +149,8 @@ class Faults:
     prepare: dict[int, RankError] = field(default_factory=dict)
     commit: dict[int, str] = field(default_factory=dict)
     """Rank → `before`, `middle` or `after` its writes."""
+    refuse: Code | None = None
+    """Commits are not begun, for this reason."""
     undo: set[int] = field(default_factory=set)
     """Ranks that can't be brought back."""
     cache: bool = False
@@ -156,6 +165,10 @@ class Faults:
     """Commits wait for it before they touch anything."""
     hold_prepare: asyncio.Event | None = None
     """Prepares wait for it."""
+    read: Code | None = None
+    """Weights are not read, for this reason."""
+    hold_read: asyncio.Event | None = None
+    """Reads wait for it before they write."""
     silent: asyncio.Event | None = None
     """Nothing is answered until it is set."""
 
@@ -172,7 +185,10 @@ class FakeEngine:
         """What boot ids begin with; other than in tests, every process has its own."""
         self.faults = Faults()
         self.calls: list[str] = []
+        self.commits: list[bridge.CommitRequest] = []
         self.paused = False
+        self.checkpoint = str(base) if base else None
+        """The folder that it says it was loaded from."""
         self.started = 0
         self.ranks: list[Rank] = []
         self._tensors = {tensor.name: tensor for tensor in tensors()}
@@ -241,7 +257,7 @@ class FakeEngine:
                 experts=EXPERTS,
             ),
             tensors=tensors(),
-            checkpoint=str(self.base) if self.base else None,
+            checkpoint=self.checkpoint,
         )
 
     async def state(self, http: Request) -> bridge.EngineState:
@@ -272,10 +288,14 @@ class FakeEngine:
     async def commit(self, request: bridge.CommitRequest, http: Request) -> dict[str, object]:
         """Phase two: all ranks or none; goes on if the caller goes away."""
         await self._enter("commit", http)
+        self.commits.append(request)
+        if self.faults.refuse:
+            return self._answer(_not_begun(self.faults.refuse), request.nonce)
         return await asyncio.shield(asyncio.create_task(self._commit(request)))
 
     async def _commit(self, request: bridge.CommitRequest) -> dict[str, object]:
         if self.faults.hold:
+            self.paused = request.in_flight is InFlight.WAIT  # as while requests run to their end
             await self.faults.hold.wait()
         if any(request.key not in rank.prepared for rank in self.ranks):
             raise ProblemError(Code.BAD_REQUEST, "nothing is prepared under this key")
@@ -287,7 +307,8 @@ class FakeEngine:
             reports.append(self._apply(rank, rank.prepared.pop(request.key), written))
             self.failpoints.reach("engine.commit.middle")
         self.failpoints.reach("engine.commit.after")
-        caches = {"prefix": "failed" if self.faults.cache else "reset", "encoder": "none"}
+        prefix = "mixed" if request.in_flight is InFlight.KEEP else "reset"
+        caches = {"prefix": "failed" if self.faults.cache else prefix, "encoder": "none"}
         failed = (self.faults.cache and not self.faults.boast) or not all(report.ok for report in reports)
         outcome = self._undo(written) if failed else Outcome.DONE
         if outcome is Outcome.DONE:
@@ -301,7 +322,7 @@ class FakeEngine:
             apply_ms=3.0,
             resume_ms=1.0,
             caches=caches,
-            in_flight="recomputed",
+            in_flight=_FATES[request.in_flight],
         )
         return self._answer(result, request.nonce)
 
@@ -345,7 +366,11 @@ class FakeEngine:
             tensor, bits = self._tensors[one.tensor], self.weights(one.tensor)
             bits = bits if one.expert is None else bits[one.expert]
             parts[one.name] = (tensor.dtype, bits.shape, bits.tobytes())
-        nbytes = write_file(Path(request.path), parts)
+        if self.faults.read is not None:
+            raise ProblemError(self.faults.read, "a fake reason")
+        if self.faults.hold_read:
+            await self.faults.hold_read.wait()
+        nbytes = write_file(Path(request.path), parts, request.metadata)
         return bridge.ReadResult(version=self.ranks[0].version, nbytes=nbytes)
 
     def _pieces(self, rank: Rank, request: bridge.PrepareRequest) -> list[Piece]:
@@ -393,7 +418,7 @@ class Line(httpx.AsyncBaseTransport):
     """The network between admin and engine; it can be cut.
 
     `cuts` maps the last part of a path to `refused` (nobody listens), `before` (the
-    question is lost), or `after` (the answer is lost).
+    question is lost), `after` (the answer is lost), or `late` (it is lost before it is made).
     """
 
     def __init__(self, engine: FakeEngine) -> None:
@@ -411,6 +436,10 @@ class Line(httpx.AsyncBaseTransport):
             raise httpx.ConnectError("refused")
         if cut == "before":
             raise self._cut()
+        if cut == "late":
+            self._asked = asyncio.create_task(self._inner.handle_async_request(request))
+            await asyncio.sleep(0)
+            raise self._cut()
         response = await self._inner.handle_async_request(request)
         if self.cuts.get(name) == "after":
             raise self._cut()
@@ -420,6 +449,20 @@ class Line(httpx.AsyncBaseTransport):
         if self.then is not None:
             self.cuts["*"] = self.then
         return httpx.ReadError("cut")
+
+
+def _not_begun(code: Code) -> bridge.CommitResult:
+    return bridge.CommitResult(
+        outcome=Outcome.FAILED,
+        ranks=(),
+        pause_ms=0.0,
+        apply_ms=0.0,
+        resume_ms=0.0,
+        caches={},
+        in_flight="kept",
+        detail="a fake reason",
+        code=code,
+    )
 
 
 def _load(path: Path, span: bridge.Span, kind: type[np.generic]) -> Array:

@@ -34,6 +34,6 @@ def parse(content: bytes) -> dict[str, Part]:
     }
 
 
-def write_file(path: Path, parts: Mapping[str, Part]) -> int:
+def write_file(path: Path, parts: Mapping[str, Part], metadata: Mapping[str, str] | None = None) -> int:
     """Write a file; its size in bytes."""
-    return path.write_bytes(body(parts))
+    return path.write_bytes(body(parts, metadata or None))

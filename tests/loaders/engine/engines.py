@@ -1,5 +1,6 @@
 """A stand-in for vLLM's engine client: ranks that answer RPCs, and a scheduler that is paused and resumed."""
 
+import asyncio
 import json
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -17,6 +18,8 @@ class Ranks:
         self.behaviour: dict[tuple[str, int], Answering] = {}
         self.calls: list[str] = []
         self.stale: list[str] | None = None
+        self.requests: list[set[str]] = [set() for _ in range(count)]
+        """Ids of the requests that every rank holds."""
 
     def behave(self, method: str, rank: int, answering: Answering) -> None:
         self.behaviour[(method, rank)] = answering
@@ -35,6 +38,9 @@ class Ranks:
             self.version[rank] = int(request["version"])
             report = {"nonce": request["nonce"], "rank": rank, "boot": f"b{rank}", "ok": True}
             return self.answer(rank, nonce, value=report)
+        if method == "graft_running":
+            value = {"version": self.version[rank], "requests": sorted(self.requests[rank])}
+            return self.answer(rank, nonce, value=value)
         if method == "graft_undo":
             self.version[rank] = 0
         return self.answer(rank, nonce)
@@ -54,7 +60,14 @@ class Engine:
         self.paused = False
         self.weight_version = "0"
         self.engine_core = self
-        self.vllm_config = SimpleNamespace(kv_transfer_config=object() if connector else None)
+        self.sleeping = False
+        self.drained = asyncio.Event()
+        """What a pause of mode `wait` waits for."""
+        self.vllm_config = SimpleNamespace(
+            kv_transfer_config=object() if connector else None,
+            speculative_config=None,
+            model_config=SimpleNamespace(is_multimodal_model=False),
+        )
 
     def _do(self, name: str) -> Any:
         self.log.append(name)
@@ -76,16 +89,25 @@ class Engine:
         return [self.ranks.call(method, *args)]
 
     async def pause_scheduler_async(self, mode: str, clear_cache: bool) -> None:
-        assert (mode, clear_cache) == ("keep", False)
-        self._do("pause")
+        assert not clear_cache
+        self._do("pause" if mode == "keep" else f"pause {mode}")
         self.paused = True
+        if mode == "wait":
+            await self.drained.wait()
+        self.drained.set()  # a pause that waits for nobody ends the one that does
+
+    async def is_sleeping(self) -> bool:
+        return self._do("asleep?") or self.sleeping or self.paused
+
+    async def is_paused(self) -> bool:
+        return self.paused
 
     async def resume_scheduler_async(self) -> None:
         self._do("resume")
         self.paused = False
 
     async def reset_prefix_cache(self, reset_running_requests: bool, reset_connector: bool) -> bool:
-        assert reset_running_requests and reset_connector and self.paused
+        assert reset_running_requests and reset_connector
         return self._do("prefix") is not False
 
     async def reset_mm_cache(self) -> None:

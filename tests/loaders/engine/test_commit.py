@@ -39,6 +39,7 @@ def test_done(connector: bool) -> None:
     result = commit(engine)
     assert result.outcome is Outcome.DONE and result.in_flight == "recomputed" and result.detail is None
     assert engine.log == [
+        "asleep?",
         "pause",
         "graft_apply",
         "prefix",

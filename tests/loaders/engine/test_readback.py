@@ -1,16 +1,19 @@
 """Reading back in checkpoint coordinates: what is here whole, and what is refused."""
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file
 
 from loaders.engine.readback import ReadPart, gather, whole, write_part
 from loaders.engine.spot import identity
 from schemas.bridge import ReadTensor
 from schemas.dtypes import Dtype
-from schemas.problems import ProblemError
+from schemas.problems import Code, ProblemError
 from tests.loaders.engine.atlases import Hand, Place, simple
 
 
@@ -53,10 +56,25 @@ def test_the_file_that_is_read_back(tmp_path: Path) -> None:
     hand.targets["p"].copy_(torch.arange(12))
     path = tmp_path / "read.safetensors"
     wanted = (ReadTensor(name="all", tensor="w"), ReadTensor(name="one", tensor="w", expert=2))
-    assert write_part(path, hand.atlas, wanted) == (path.stat().st_size, ((12, 12), (4, 4)))
+    written = write_part(path, hand.atlas, wanted, {"format": "pt"})
+    assert written == (path.stat().st_size, ((12, 12), (4, 4)))
+    with safe_open(path, "pt") as opened:
+        assert opened.metadata() == {"format": "pt"}
     found = load_file(path)
     assert found["all"].shape == (3, 2, 2) and found["all"].flatten().tolist() == list(range(12))
     assert found["one"].tolist() == [[8, 9], [10, 11]]
+
+
+def test_a_full_disk_has_a_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever asked learns that there is no room, not that the engine broke."""
+
+    def full(*given: object) -> None:
+        raise OSError(errno.ENOSPC, "no space")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(ProblemError) as caught:
+        write_part(tmp_path / "x", simple().atlas, (ReadTensor(name="x", tensor="w"),), {})
+    assert caught.value.code is Code.DISK_FULL
 
 
 def test_ranks_write_one_file_together(tmp_path: Path) -> None:
@@ -70,7 +88,7 @@ def test_ranks_write_one_file_together(tmp_path: Path) -> None:
         hand.add_region("w", "p", columns, torch.empty(2, 2), torch.bfloat16)
         hand.sites["p"] = Place("p", (2, 2), (("p", identity("p", 4)),))
         hand.targets["p"] = torch.full((4,), float(rank + 1), dtype=torch.bfloat16)
-        nbytes, held = write_part(path, hand.atlas, wanted)
+        nbytes, held = write_part(path, hand.atlas, wanted, {})
         parts.append(ReadPart(version=3, nbytes=nbytes, held=held))
     assert whole(parts).version == 3
     assert load_file(path)["w"].tolist() == [[1, 1, 2, 2], [1, 1, 2, 2]]
