@@ -135,7 +135,7 @@ def test_failure_in_prepare_changes_nothing(gptoss: Stack, weights: Weights) -> 
 
 
 def test_streams_survive_commits_and_rollbacks(gptoss: Stack, weights: Weights) -> None:
-    """Streams run all the while that versions come and go: every one ends with all the tokens it asked for."""
+    """Streams run while versions come and go: every one ends with all the tokens it asked for."""
     version = gptoss.version()
     ends: list[list[str]] = []
     enough = threading.Event()
