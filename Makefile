@@ -58,7 +58,7 @@ serve: setup  ## run admin (8001) and vLLM (8000); MODEL=folder, ARGS= for graft
 	exec $(BIN)/graft serve "$(MODEL)" $(ARGS) -- $(VLLM_ARGS)
 
 quick: setup  ## the tests that need no engine
-	$(BIN)/python -m pytest tests --ignore=tests/e2e -m "not big"
+	$(BIN)/python -m pytest tests --ignore=tests/e2e -m "not big and not slow and not vllm"
 
 test: setup  ## every test: the quick ones, then those on a real engine
 	$(BIN)/python -m pytest tests --ignore=tests/e2e

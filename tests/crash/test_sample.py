@@ -9,6 +9,8 @@ from tests.crash.rig import Lost, Rig
 from tests.crash.table import table
 from tests.crash.trial import Trial
 
+pytestmark = pytest.mark.slow
+
 SAMPLE = [
     "commit/intent.after/admin",
     "commit/engine.commit.middle/both",

@@ -14,6 +14,8 @@ from app.state_folder import StateFolderError, claimed
 from tests.fakes.admin import expert_body
 from tests.ops.served import Serve, Served, fake_engine
 
+pytestmark = pytest.mark.slow
+
 SLOW = "import time; print('INFO 1 2 [x.py:3] loading weights', flush=True); time.sleep(300)"
 BROKEN = "import sys; print('no such model: m', flush=True); sys.exit(3)"
 STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN);" + SLOW
