@@ -17,6 +17,8 @@ from tests.e2e.conftest import Stacks
 from tests.e2e.stack import Answer, Stack
 from tests.e2e.weights import Weights, same_bits
 
+pytestmark = pytest.mark.long
+
 LONG = [7, 3, 9, 200, 41] * 60
 """Longer than two KV blocks of 128, so that its prefix is cached."""
 TOKENS = 2500
