@@ -15,6 +15,8 @@ from tests.e2e.conftest import Stacks
 from tests.e2e.stack import Answer, Stack
 from tests.e2e.weights import Weights
 
+pytestmark = pytest.mark.long
+
 PROMPTS = ([10, 20, 30, 40, 50], [7, 3, 9, 200, 41] * 60)
 
 
