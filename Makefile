@@ -58,10 +58,10 @@ serve: setup  ## run admin (8001) and vLLM (8000); MODEL=folder, ARGS= for graft
 	exec $(BIN)/graft serve "$(MODEL)" $(ARGS) -- $(VLLM_ARGS)
 
 quick: setup  ## the tests that need no engine
-	$(BIN)/python -m pytest tests --ignore=tests/e2e -m "not big and not slow and not vllm"
+	$(BIN)/python -m pytest tests --ignore=tests/e2e -m "not big and not slow and not vllm and not long"
 
 test: setup  ## every test: the quick ones, then those on a real engine
-	$(BIN)/python -m pytest tests --ignore=tests/e2e
+	$(BIN)/python -m pytest tests --ignore=tests/e2e -m "not long"
 	$(BIN)/python -m pytest tests/e2e -m "not long"
 
 test-all: setup  ## also what takes longer: every layout on both toys

@@ -9,7 +9,7 @@ from tests.crash.rig import Lost, Rig
 from tests.crash.table import table
 from tests.crash.trial import Trial
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 SAMPLE = [
     "commit/intent.after/admin",
