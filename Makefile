@@ -57,8 +57,11 @@ serve: setup  ## run admin (8001) and vLLM (8000); MODEL=folder, ARGS= for graft
 	@[ "$(MODEL)" != "$(DEMO)" ] || $(BIN)/graft demo-model $(DEMO)
 	exec $(BIN)/graft serve "$(MODEL)" $(ARGS) -- $(VLLM_ARGS)
 
-quick: setup  ## the tests that need no engine
-	$(BIN)/python -m pytest tests --ignore=tests/e2e -m "not big and not slow and not vllm and not long"
+QUICK := -m "not big and not slow and not vllm and not long"
+quick: setup  ## the tests that need no engine, in two halves at once
+	@$(BIN)/python -m pytest -q tests/app $(QUICK) & half=$$!; status=0; \
+	$(BIN)/python -m pytest -q tests --ignore=tests/e2e --ignore=tests/app $(QUICK) || status=$$?; \
+	wait $$half && exit $$status
 
 test: setup  ## every test: the quick ones, then those on a real engine
 	$(BIN)/python -m pytest tests --ignore=tests/e2e -m "not long"
