@@ -25,6 +25,10 @@ class CheckpointTensor(Output):
     shape: tuple[int, ...]
     treatment: Treatment
     reason: str | None = None
+    runtime_dtype: Dtype | None = None
+    """What the engine holds it as, if its loader casts it; new values are cast in the same way."""
+    lossless: bool = True
+    """Whether the checkpoint's values can be read back from what the engine holds."""
     tied_to: str | None = None
     """Another checkpoint tensor that lives in the same memory on the engine."""
 

@@ -2,23 +2,26 @@
 
 checkpoint tensor → regions (trace) → sites (twin parameters) → spots in targets
 (runtime tensors, or the checkpoint-format shard of a parameter that vLLM gave up)
-→ closures whose handles have to be made anew.
+→ closures whose derived tensors and handles have to be made anew.
 """
 
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import nn
 from vllm.config import VllmConfig
 
-from loaders.engine.checkpoint import Checkpoint
+from loaders.engine.checkpoint import CHECKPOINT_DTYPE, Checkpoint
+from loaders.engine.dependents import Assembly, assemblies, collect_all
 from loaders.engine.hidden import hidden_copies
 from loaders.engine.kind import Kind, learn, own_parameters, signature
+from loaders.engine.layout import Layout
 from loaders.engine.provenance import Region
 from loaders.engine.spot import Spot, identity
-from loaders.engine.state import ModuleState, collect
+from loaders.engine.state import ModuleState, is_dense, span
 from loaders.engine.trace import Traced, trace
 from loaders.engine.twin import build_twin
 from loaders.engine.workshop import Workshop, quant_method
@@ -30,16 +33,20 @@ NOT_LOADED = "the engine does not load it"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Closure:
-    """A module, live and as twin, with the parameters and handles that belong together."""
+    """A module and its dependents, live and as twin: parameters and all that is derived from them."""
 
     name: str
-    live: nn.Module
-    twin: nn.Module
+    live: Assembly
+    twin: Assembly
     kind: Kind
     state: ModuleState
-    """State of the live module; its tensors are the ones that the kernels read."""
+    """State of the live modules; its tensors are the ones that the kernels read."""
     sites: dict[str, str]
     """Local parameter name → site."""
+
+    def target(self, path: str) -> str:
+        """Name of the runtime tensor that `path` leads to."""
+        return self.live.named(path, self.name)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,7 +54,7 @@ class Site:
     """A twin parameter: where its elements are on this rank.
 
     `spots` pair a target with the map into it. `closures` names the modules that it
-    belongs to (several if it is tied), `rebuilds` those whose handles depend on it;
+    belongs to (several if it is tied), `rebuilds` those of which derived state depends on it;
     `sharded` says that no target holds it as it is, so that its checkpoint-format shard
     is kept for them.
     """
@@ -92,7 +99,9 @@ class Atlas:
     sites: dict[str, Site]
     closures: dict[str, Closure]
     targets: dict[str, torch.Tensor]
-    """Runtime tensors, flat; shards are added by who keeps them."""
+    """Runtime tensors, flat over the memory that they span; shards are added by who keeps them."""
+    gapped: dict[str, Layout]
+    """Targets whose elements do not fill what they span → where these are."""
     catalogue: tuple[CheckpointTensor, ...]
 
 
@@ -104,10 +113,15 @@ def build_atlas(
     traced = trace(twin, checkpoint.tensors)
     closures = _closures(workshop, live, twin)
     targets = {
-        f"{closure.name}.{path}": tensor.view(-1)
+        closure.target(path): span(tensor)
         for closure in closures.values()
         for path, tensor in closure.state.tensors.items()
-        if tensor.is_contiguous()
+    }
+    gapped = {
+        closure.target(path): Layout(0, tuple(tensor.shape), tuple(tensor.stride()))
+        for closure in closures.values()
+        for path, tensor in closure.state.tensors.items()
+        if not is_dense(tensor)
     }
     sites = _sites(closures, targets)
     into: dict[str, list[Region]] = defaultdict(list)
@@ -122,6 +136,7 @@ def build_atlas(
         sites,
         closures,
         targets,
+        gapped,
         catalogue,
     )
 
@@ -133,22 +148,34 @@ def _closures(workshop: Workshop, live: nn.Module, twin: nn.Module) -> dict[str,
         first_names.setdefault(id(parameter), name)
     live_modules = dict(live.named_modules())
     closures = {}
-    for name, module in twin.named_modules():
-        own = own_parameters(module)
-        if not own:
-            continue
-        key = signature(module)
+    for name, assembly in assemblies(twin).items():
+        key = signature(assembly)
         if key not in kinds:
-            kinds[key] = learn(workshop, module)
+            kinds[key] = learn(workshop, assembly)
+        living = assembly.like(live_modules, name)
         closures[name] = Closure(
             name,
-            live_modules[name],
-            module,
+            living,
+            assembly,
             kinds[key],
-            collect(live_modules[name]),
-            {local: first_names[id(parameter)] for local, parameter in own.items()},
+            _live_state(living, kinds[key]),
+            {
+                local: first_names[id(parameter)]
+                for local, parameter in own_parameters(assembly.module).items()
+            },
         )
     return closures
+
+
+def _live_state(live: Assembly, kind: Kind) -> ModuleState:
+    """All state of the module, and of dependents what was seen to be derived."""
+    state = collect_all(live)
+    state.tensors = {
+        path: tensor
+        for path, tensor in state.tensors.items()
+        if not path.startswith("@") or path in kind.tensors
+    }
+    return state
 
 
 def _sites(closures: dict[str, Closure], targets: dict[str, torch.Tensor]) -> dict[str, Site]:
@@ -174,16 +201,15 @@ def _site(name: str, using: list[tuple[Closure, str]], targets: dict[str, torch.
         problems += _mismatches(closure)
         problems += _copies(closure, local)
         for spot in kind.spots:
-            target = targets.get(f"{closure.name}.{spot.path}")
+            name, target = closure.target(spot.path), targets.get(closure.target(spot.path))
             if target is None:
-                problems.append(f"{closure.name}.{spot.path} is not where it was learned to be")
+                problems.append(f"{name} is not where it was learned to be")
             else:
-                spots.setdefault(target.data_ptr(), (f"{closure.name}.{spot.path}", spot))
-    parameter = using[0][0].twin._parameters[using[0][1]]
+                spots.setdefault(target.data_ptr(), (name, spot))
+    parameter = using[0][0].twin.module._parameters[using[0][1]]
     assert parameter is not None
     found = tuple(spots.values())
-    sharded = bool(rebuilds) and not any(spot.is_identity for _, spot in found)
-    problems += _missing_sources(using, sharded)
+    sharded = any(map(_rebuilt, using)) and not any(spot.is_identity for _, spot in found)
     return Site(
         name,
         tuple(parameter.shape),
@@ -196,27 +222,21 @@ def _site(name: str, using: list[tuple[Closure, str]], targets: dict[str, torch.
     )
 
 
-def _missing_sources(using: list[tuple[Closure, str]], sharded: bool) -> list[str]:
-    """To rebuild a closure, every parameter of it must be had in checkpoint format."""
-    return [
-        f"{closure.name}.{local} is repacked and not kept as it was"
-        for closure, local in using
-        if not sharded
-        and any(kind.treatment is Treatment.REBUILT for kind in closure.kind.parameters.values())
-        and not any(spot.is_identity for spot in closure.kind.parameters[local].spots)
-    ]
+def _rebuilt(use: tuple[Closure, str]) -> bool:
+    """Whether some parameter of the closure is rebuilt: then all of them are needed in checkpoint format."""
+    return any(kind.treatment is Treatment.REBUILT for kind in use[0].kind.parameters.values())
 
 
 def _sizes(closure: Closure) -> list[str]:
     """Each runtime tensor must hold the parameter's blocks, as many as were not learned too."""
     wrong = []
-    for local, parameter in own_parameters(closure.twin).items():
+    for local, parameter in own_parameters(closure.twin.module).items():
         for spot in closure.kind.parameters[local].spots:
             numel = parameter.numel()
             wanted = numel if spot.is_identity else numel // spot.src_block * spot.dst_block
             tensor = closure.state.tensors.get(spot.path)
-            if tensor is not None and tensor.numel() != wanted:
-                wrong.append(f"{closure.name}.{spot.path} has {tensor.numel()} elements")
+            if tensor is not None and (tensor.numel() != wanted or not is_dense(tensor)):
+                wrong.append(f"{closure.target(spot.path)} has {tensor.numel()} elements, or gaps")
     return wrong
 
 
@@ -225,14 +245,16 @@ def _mismatches(closure: Closure) -> list[str]:
     found = {path: tensor.dtype for path, tensor in closure.state.tensors.items()}
     if found != closure.kind.tensors or tuple(closure.state.handles) != closure.kind.handles:
         return [f"{closure.name} holds other state than its kind: {sorted(found)}"]
+    if closure.state.sharing() != closure.kind.sharing:
+        return [f"{closure.name} shares memory otherwise than its kind: {sorted(closure.state.sharing())}"]
     return _sizes(closure)
 
 
 def _copies(closure: Closure, local: str) -> list[str]:
     """Where nothing is processed nothing was proved either, so copies are looked for."""
-    if quant_method(closure.twin) is not None:
+    if quant_method(closure.twin.module) is not None:
         return []
-    copy = hidden_copies(closure.live).get(local)
+    copy = hidden_copies(closure.live.module).get(local)
     return [f"{closure.name} keeps a copy of {local} at {copy}"] if copy else []
 
 
@@ -255,7 +277,8 @@ def _describe(checkpoint: Checkpoint, name: str, traced: Traced, sites: dict[str
     base = checkpoint.tensors[name]
     regions = traced.regions.get(name, ())
     used = [sites[region.parameter] for region in regions]
-    reason = traced.refused.get(name) or _first_problem(regions, used)
+    problems = (site.unsupported for site in used if site.unsupported is not None)
+    reason = traced.refused.get(name) or next(problems, None)
     if not regions and reason is None and name not in traced.constant:
         reason = NOT_LOADED
     if reason is not None:
@@ -264,12 +287,22 @@ def _describe(checkpoint: Checkpoint, name: str, traced: Traced, sites: dict[str
         treatment = Treatment.REBUILT
     else:
         treatment = Treatment.DIRECT
-    return CheckpointTensor(name=name, dtype=base.dtype, shape=base.shape, treatment=treatment, reason=reason)
+    return CheckpointTensor(
+        name=name,
+        dtype=base.dtype,
+        shape=base.shape,
+        treatment=treatment,
+        reason=reason,
+        **_as_run(regions),
+    )
 
 
-def _first_problem(regions: tuple[Region, ...], sites: list[Site]) -> str | None:
-    for region, site in zip(regions, sites, strict=True):
-        problem = region.converted or site.unsupported
-        if problem is not None:
-            return problem
-    return None
+def _as_run(regions: tuple[Region, ...]) -> dict[str, Any]:
+    """In which dtype the engine holds a tensor that its loader casts, and whether that loses nothing."""
+    cast = [region for region in regions if region.cast]
+    if not cast:
+        return {}
+    return {
+        "runtime_dtype": CHECKPOINT_DTYPE[cast[0].dst_dtype],
+        "lossless": all(region.lossless for region in cast),
+    }

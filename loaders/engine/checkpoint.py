@@ -35,6 +35,7 @@ TORCH_DTYPE: dict[Dtype, torch.dtype] = {
     Dtype.F64: torch.float64,
 }
 """The torch dtype of every safetensors dtype."""
+CHECKPOINT_DTYPE = {torch_dtype: dtype for dtype, torch_dtype in TORCH_DTYPE.items()}
 
 
 class MappedFile:

@@ -8,7 +8,7 @@ from blake3 import blake3
 from loaders.engine.atlas import Atlas, Closure
 from loaders.engine.job import MainThread
 from loaders.engine.move import bytes_of
-from loaders.engine.workshop import Workshop, probe_for
+from loaders.engine.workshop import Workshop
 from schemas.bridge import TensorDigest
 
 
@@ -60,7 +60,9 @@ class Digests:
         written = self._touched.storages.get(storage_of(flat), 0)
         kept = self._tensors.get(name)
         if kept is None or kept[0] != written:
-            kept = (written, blake3(bytes_of(flat)).hexdigest())
+            place = self._atlas.gapped.get(name)
+            elements = flat if place is None else place.view(flat).contiguous()
+            kept = (written, blake3(bytes_of(elements)).hexdigest())
             self._tensors[name] = kept
         return kept[1]
 
@@ -69,7 +71,7 @@ class Digests:
         kept = self._handles.get(closure.name)
         if kept is None or kept[0] != written:
             outputs = main.call(
-                lambda: self._workshop.outputs(closure.live, probe_for(closure.twin, experts=0))
+                lambda: self._workshop.outputs(closure.live.module, self._workshop.probe(closure.twin.module))
             )
             hasher = blake3()
             for output in outputs:

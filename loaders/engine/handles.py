@@ -4,9 +4,22 @@ vLLM's CPU linears may run from a oneDNN primitive that holds a packed copy of t
 weight. The kernel finds it through an 8-byte tensor, so exchanging the contents of
 two such tensors exchanges the weights, and doing it again brings them back. Seen
 on vLLM 0.32.0; the closure that calls the kernel is not touched.
+
+An int8 primitive reads its scales through a pointer into the tensor that it was made
+with (seen too), so what a handle was made from has to live as long as the primitive.
 """
 
+from collections.abc import Sequence
+from typing import Any
+
+import torch
 from vllm._custom_ops import CPUDNNLGEMMHandler
+
+
+def keep(handle: CPUDNNLGEMMHandler, tensors: Sequence[torch.Tensor]) -> None:
+    """Let `tensors` live as long as the primitive that `handle` points to now."""
+    holder: Any = handle
+    holder.graft_kept = tuple(tensors)
 
 
 def swap(live: CPUDNNLGEMMHandler, spare: CPUDNNLGEMMHandler) -> None:
@@ -18,6 +31,14 @@ def swap(live: CPUDNNLGEMMHandler, spare: CPUDNNLGEMMHandler) -> None:
     pointer = live.handler_tensor.clone()
     live.handler_tensor.copy_(spare.handler_tensor)
     spare.handler_tensor.copy_(pointer)
+    kept = _kept(live)
+    keep(live, _kept(spare))
+    keep(spare, kept)
+
+
+def _kept(handle: CPUDNNLGEMMHandler) -> tuple[torch.Tensor, ...]:
+    kept: tuple[torch.Tensor, ...] = getattr(handle, "graft_kept", ())
+    return kept
 
 
 def require_same_shape(live: CPUDNNLGEMMHandler, spare: CPUDNNLGEMMHandler) -> None:

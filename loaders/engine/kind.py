@@ -6,6 +6,7 @@ was processed with old values must give what processing the new values gives, in
 every tensor and in the outputs of the kernels.
 """
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -14,11 +15,15 @@ import torch
 from torch import nn
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 
+from loaders.engine.dependents import Assembly, collect_processed
 from loaders.engine.handles import swap
-from loaders.engine.spot import NotAnInjection, Spot, identity, learn_spots
-from loaders.engine.state import ModuleState, collect
-from loaders.engine.workshop import NoProbe, Probe, Values, Workshop, probe_for, quant_method
+from loaders.engine.private import is_owned
+from loaders.engine.spot import Spot, identity, learn_spots
+from loaders.engine.state import ModuleState, is_dense, span
+from loaders.engine.workshop import NoProbe, Probe, Values, Workshop, local_experts, quant_method
 from schemas.model import Treatment
+
+_log = logging.getLogger(__name__)
 
 _EXPERTS_LEARNED = 2
 """Enough experts to see that all are treated alike."""
@@ -35,28 +40,44 @@ class ParameterKind:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What is known of a kind of module."""
+    """What is known of a kind of module and its dependents."""
 
     parameters: dict[str, ParameterKind]
     handles: tuple[str, ...]
     tensors: dict[str, torch.dtype]
     """Runtime tensors by path, as they must be found in a live module."""
+    sharing: frozenset[tuple[str, ...]] = frozenset()
+    """Which of them are views of one memory, as they must be too."""
+    derived: tuple[str, ...] = ()
+    """Those that are computed from parameters, and are made anew when it is rebuilt."""
 
 
-def signature(twin: nn.Module) -> tuple[Any, ...]:
-    """Key of the module's kind: equal keys mean equal treatment."""
-    method = quant_method(twin)
-    plain = {
-        name: value
-        for name, value in vars(twin).items()
-        if isinstance(value, bool | int | float | str) and not name.endswith(("prefix", "name", "idx", "id"))
-    }
+def signature(twin: Assembly) -> tuple[Any, ...]:
+    """Key of the assembly's kind: equal keys mean equal treatment."""
+    module = twin.module
     return (
-        type(twin),
-        type(method),
-        tuple(sorted(plain.items(), key=lambda item: item[0])),
-        tuple((name, tuple(p.shape), p.dtype) for name, p in own_parameters(twin).items()),
+        _nature(module),
+        _nature(quant_method(module)),
+        tuple((name, tuple(p.shape), p.dtype) for name, p in own_parameters(module).items()),
+        tuple(_nature(dependent) for _, dependent in twin.dependents),
     )
+
+
+def _nature(value: Any) -> tuple[Any, ...]:
+    """Class of an object, its plain members, and the nature of the objects that it owns."""
+    members = vars(value) if hasattr(value, "__dict__") else {}
+    plain = {
+        name: member
+        for name, member in members.items()
+        if isinstance(member, bool | int | float | str | torch.dtype)
+        and not name.endswith(("prefix", "name", "idx", "id"))
+    }
+    owned = {
+        name: f"{type(member).__module__}.{type(member).__qualname__}"
+        for name, member in members.items()
+        if is_owned(member)
+    }
+    return (type(value), tuple(sorted(plain.items())), tuple(sorted(owned.items())))
 
 
 def own_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
@@ -64,10 +85,10 @@ def own_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
     return {name: p for name, p in module._parameters.items() if p is not None}
 
 
-def learn(workshop: Workshop, twin: nn.Module) -> Kind:
+def learn(workshop: Workshop, twin: Assembly) -> Kind:
     """Learn and prove the treatment of each parameter of the twin's kind."""
-    parameters = own_parameters(twin)
-    if quant_method(twin) is None:
+    parameters = own_parameters(twin.module)
+    if quant_method(twin.module) is None and not twin.dependents:
         return Kind(
             {
                 name: ParameterKind(Treatment.DIRECT, (identity(name, p.numel()),))
@@ -75,10 +96,11 @@ def learn(workshop: Workshop, twin: nn.Module) -> Kind:
             },
             (),
             {name: p.dtype for name, p in parameters.items()},
+            frozenset((name,) for name in parameters),
         )
     try:
         return _Bench(workshop, twin).learn()
-    except (NoProbe, NotAnInjection) as error:
+    except (NoProbe, ValueError) as error:
         unsupported = ParameterKind(Treatment.UNSUPPORTED, (), str(error))
         return Kind(dict.fromkeys(parameters, unsupported), (), {})
 
@@ -86,102 +108,136 @@ def learn(workshop: Workshop, twin: nn.Module) -> Kind:
 class _Bench:
     """One learning session on small copies of one module."""
 
-    def __init__(self, workshop: Workshop, twin: nn.Module) -> None:
+    def __init__(self, workshop: Workshop, twin: Assembly) -> None:
         self._workshop = workshop
         self._twin = twin
-        self._experts = _learned_experts(twin)
+        self._experts = _learned_experts(twin.module)
         self._shapes = {
-            name: (_small(tuple(p.shape), twin, self._experts), p.dtype)
-            for name, p in own_parameters(twin).items()
+            name: (_small(tuple(p.shape), twin.module, self._experts), p.dtype)
+            for name, p in own_parameters(twin.module).items()
         }
-        self._probe: Probe = probe_for(twin, self._experts)
+        self._probe: Probe = workshop.probe(twin.module, self._experts or None)
         self._generator = torch.Generator().manual_seed(1)
 
     def learn(self) -> Kind:
+        """Raises ValueError if the state of a processed module cannot be told."""
         old, new = self._random(), self._random()
-        state = collect(self._processed(old))
+        state = self._state(self._processed(old))
         spots = self._spots(old, state)
-        parameters = {name: self._prove(name, spots[name], old, new) for name in self._shapes}
+        derived = _derived(state, spots)
+        parameters = {name: self._prove(name, spots[name], derived, old, new) for name in self._shapes}
         return Kind(
             parameters,
             tuple(state.handles),
             {path: tensor.dtype for path, tensor in state.tensors.items()},
+            state.sharing(),
+            derived,
         )
 
-    def _processed(self, values: Values) -> nn.Module:
+    def _processed(self, values: Values) -> Assembly:
         return self._workshop.processed(self._twin, {name: value.clone() for name, value in values.items()})
 
+    def _state(self, processed: Assembly) -> ModuleState:
+        return collect_processed(processed, self._twin)
+
     def _random(self) -> Values:
-        return {name: _draw(self._generator, *spec) for name, spec in self._shapes.items()}
+        return {name: _draw(self._generator, name, *spec) for name, spec in self._shapes.items()}
 
     def _spots(self, values: Values, state: ModuleState) -> dict[str, list[Spot]]:
         """Identities are seen on random values; only what was repacked is learned by codes."""
         spots: dict[str, list[Spot]] = {}
         for name, value in values.items():
-            kept = [path for path, tensor in state.tensors.items() if _same(tensor, value)]
+            kept = [path for path, tensor in state.tensors.items() if _same(span(tensor), value.view(-1))]
             spots[name] = [identity(path, value.numel()) for path in kept]
         explained = {spot.path for found in spots.values() for spot in found}
         if explained != set(state.tensors):
-            blocks = max(self._experts, 1)
-            learned = learn_spots(self._shapes, blocks, lambda codes: collect(self._processed(codes)).tensors)
+            learned = self._learned()
             spots = {name: spots[name] or learned[name] for name in spots}
         return spots
 
-    def _prove(self, name: str, spots: list[Spot], old: Values, new: Values) -> ParameterKind:
+    def _learned(self) -> dict[str, list[Spot]]:
+        try:
+            return learn_spots(self._shapes, max(self._experts, 1), self._repacked)
+        except Exception as error:  # noqa: BLE001 - processing may raise what it likes when it is fed with codes
+            _log.debug("codes were refused: %s", error)
+            return {name: [] for name in self._shapes}
+
+    def _repacked(self, codes: Values) -> dict[str, torch.Tensor]:
+        """Tensors in the order of their memory, where it is all theirs."""
+        state = self._state(self._processed(codes))
+        return {path: span(tensor) for path, tensor in state.tensors.items() if is_dense(tensor)}
+
+    def _prove(
+        self, name: str, spots: list[Spot], derived: tuple[str, ...], old: Values, new: Values
+    ) -> ParameterKind:
         """Patch one parameter of an old module and compare with processing the new value."""
         target = self._processed({**old, name: new[name]})
-        wanted = self._workshop.outputs(target, self._probe)
+        wanted = self._workshop.outputs(target.module, self._probe)
         patched = self._processed(old)
-        if _equal(self._workshop.outputs(patched, self._probe), wanted):
+        if _equal(self._workshop.outputs(patched.module, self._probe), wanted):
             return ParameterKind(
                 Treatment.UNSUPPORTED, (), f"changing {name} does not change the probe's output"
             )
-        for treatment in self._attempts(patched, spots, target, new[name]):
+        for treatment in self._attempts(patched, spots, derived, target, new[name]):
             if self._agree(patched, target, wanted):
                 return ParameterKind(treatment, tuple(spots))
         return ParameterKind(Treatment.UNSUPPORTED, (), f"a patched {name} does not equal a reloaded one")
 
     def _attempts(
-        self, patched: nn.Module, spots: list[Spot], target: nn.Module, value: torch.Tensor
+        self,
+        patched: Assembly,
+        spots: list[Spot],
+        derived: tuple[str, ...],
+        target: Assembly,
+        value: torch.Tensor,
     ) -> Iterator[Treatment]:
-        """First elements alone; then handles too, made anew from the new values."""
-        state = collect(patched)
+        """First elements alone; then what is derived from them too, made anew from the new values."""
+        state, made = self._state(patched), self._state(target)
         for spot in spots:
             elements = torch.arange(value.numel())
-            state.tensors[spot.path].view(-1)[spot.positions(elements)] = value.reshape(-1)
-        yield Treatment.DIRECT
-        made = collect(target).handles
+            span(state.tensors[spot.path])[spot.positions(elements)] = value.reshape(-1)
+        if spots:
+            yield Treatment.DIRECT
+        for path in derived:
+            state.tensors[path].copy_(made.tensors[path])
         for path, handle in state.handles.items():
-            swap(handle, made[path])
-        if state.handles:
+            swap(handle, made.handles[path])
+        if state.handles or derived:
             yield Treatment.REBUILT
             # `target` was compared through its outputs, taken before its handles left it.
 
-    def _agree(self, patched: nn.Module, target: nn.Module, wanted: list[torch.Tensor]) -> bool:
-        ours, theirs = collect(patched).tensors, collect(target).tensors
+    def _agree(self, patched: Assembly, target: Assembly, wanted: list[torch.Tensor]) -> bool:
+        ours, theirs = self._state(patched).tensors, self._state(target).tensors
         return (
             ours.keys() == theirs.keys()
             and all(_same(ours[path], theirs[path]) for path in ours)
-            and _equal(self._workshop.outputs(patched, self._probe), wanted)
+            and _equal(self._workshop.outputs(patched.module, self._probe), wanted)
         )
 
 
+def _derived(state: ModuleState, spots: dict[str, list[Spot]]) -> tuple[str, ...]:
+    """Tensors that new elements cannot simply be written into.
+
+    When the elements of some parameter were not found, they may be in any tensor that is not just another.
+    """
+    lost = not all(spots.values())
+    settled = {spot.path for found in spots.values() for spot in found if spot.is_identity or not lost}
+    return tuple(path for path in state.tensors if path not in settled)
+
+
 def _learned_experts(twin: nn.Module) -> int:
-    return min(_EXPERTS_LEARNED, _local_experts(twin)) if isinstance(twin, RoutedExperts) else 0
-
-
-def _local_experts(twin: nn.Module) -> int:
-    count: Any = twin.local_num_experts
-    return int(count)
+    return min(_EXPERTS_LEARNED, local_experts(twin)) if isinstance(twin, RoutedExperts) else 0
 
 
 def _small(shape: tuple[int, ...], twin: nn.Module, experts: int) -> tuple[int, ...]:
-    if experts and shape and shape[0] == _local_experts(twin):
+    if experts and shape and isinstance(twin, RoutedExperts) and shape[0] == local_experts(twin):
         return (experts, *shape[1:])
     return shape
 
 
-def _draw(generator: torch.Generator, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+def _draw(generator: torch.Generator, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    if "scale" in name and dtype.is_floating_point and dtype.itemsize > 1:
+        return (0.5 + torch.rand(shape, generator=generator)).to(dtype)
     if dtype.is_floating_point and dtype.itemsize > 1:
         return torch.randn(shape, generator=generator, dtype=torch.float32).to(dtype)
     raw = torch.randint(0, 100, shape, generator=generator, dtype=torch.uint8)
@@ -190,11 +246,11 @@ def _draw(generator: torch.Generator, shape: tuple[int, ...], dtype: torch.dtype
 
 def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Bitwise equality, so that NaN equals itself and -0 differs from 0."""
-    return (
-        a.shape == b.shape
-        and a.dtype == b.dtype
-        and bool(torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8)))
-    )
+    return a.shape == b.shape and a.dtype == b.dtype and bool(torch.equal(_bytes(a), _bytes(b)))
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().view(-1).view(torch.uint8)
 
 
 def _equal(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:

@@ -54,7 +54,7 @@ class _Planner:
 
     def add(self, staged: MappedFile, write: TensorWrite) -> None:
         base = self._atlas.checkpoint.tensors[write.tensor]
-        values = bits_of(staged.tensor(write.values.offset, write.values.nbytes, base.dtype))
+        values = staged.tensor(write.values.offset, write.values.nbytes, base.dtype)
         self._tensors.add(write.tensor)
         self._elements += values.numel()
         if write.indices is not None:
@@ -74,7 +74,7 @@ class _Planner:
             if selected.numel() == 0:
                 continue
             site = self._touch(region)
-            chosen = values[selected]
+            chosen = bits_of(region.into(_picked(values, selected)))
             for target, spot in site.places():
                 self._canvases.scatter(target, spot, elements, chosen)
 
@@ -90,8 +90,9 @@ class _Planner:
                 continue
             site = self._touch(region)
             moved = Layout(part.src.offset - begin, part.src.size, part.src.stride)
+            cast = bits_of(region.into(values))
             for target, spot in site.places():
-                self._place(target, spot, Correspondence(moved, part.dst), values)
+                self._place(target, spot, Correspondence(moved, part.dst), cast)
 
     def _place(self, target: str, spot: Spot, part: Correspondence, values: torch.Tensor) -> None:
         if spot.is_identity:
@@ -103,10 +104,14 @@ class _Planner:
 
     def _touch(self, region: Region) -> "Site":
         site = self._atlas.sites[region.parameter]
-        problem = region.converted or site.unsupported
-        if problem is not None:
-            raise ValueError(f"{region.tensor} cannot be updated: {problem}")
+        if site.unsupported is not None:
+            raise ValueError(f"{region.tensor} cannot be updated: {site.unsupported}")
         return self._sites.setdefault(site.name, site)
+
+
+def _picked(values: torch.Tensor, selected: torch.Tensor) -> torch.Tensor:
+    """Torch cannot index every dtype, so bits are picked."""
+    return bits_of(values)[selected].view(values.dtype)
 
 
 def _require(condition: bool, what: str) -> None:

@@ -34,9 +34,7 @@ def probe(model: str, vllm_args: Sequence[str]) -> Catalogued:
 
 
 def _ask(llm: LLM, method: str) -> list[Any]:
-    answers = [
-        Answer.model_validate_json(a) for a in llm.collective_rpc(method, args=(uuid.uuid4().hex,))
-    ]
+    answers = [Answer.model_validate_json(a) for a in llm.collective_rpc(method, args=(uuid.uuid4().hex,))]
     for answer in answers:
         if answer.error is not None:
             raise RuntimeError(f"rank {answer.rank}: {answer.error.detail}")

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, pairwise
 
 import torch
 
@@ -23,13 +23,47 @@ class Region:
     map: Correspondence
     src_dtype: torch.dtype
     dst_dtype: torch.dtype
+    through: tuple[torch.dtype, ...] = ()
+    """Dtypes that the loader casts to in between, in order."""
 
     @property
-    def converted(self) -> str | None:
-        """Why new elements cannot be moved as they are, if they cannot."""
-        if self.src_dtype == self.dst_dtype:
+    def cast(self) -> bool:
+        """Whether the engine holds the elements in another dtype than the checkpoint."""
+        return self.src_dtype != self.dst_dtype or bool(self.through)
+
+    @property
+    def lossless(self) -> bool:
+        """Whether what the checkpoint holds can be told from what the engine holds."""
+        steps = (self.src_dtype, *self.through, self.dst_dtype)
+        return all(_holds(wide, narrow) for narrow, wide in pairwise(steps))
+
+    @property
+    def refusal(self) -> str | None:
+        """Why new elements cannot be cast as vLLM's loader did, if they cannot."""
+        steps = (self.src_dtype, *self.through, self.dst_dtype)
+        if not self.cast or all(dtype.is_floating_point for dtype in steps):
             return None
         return f"stored as {self.src_dtype}, runs as {self.dst_dtype}"
+
+    def into(self, values: torch.Tensor) -> torch.Tensor:
+        """Checkpoint values in the dtype of the parameter, as the loader's own casts make them."""
+        for dtype in (*self.through, self.dst_dtype):
+            values = values.to(dtype)
+        return values
+
+    def back(self, values: torch.Tensor) -> torch.Tensor:
+        """What the parameter holds in the dtype of the checkpoint."""
+        return values.to(self.src_dtype)
+
+
+def _holds(wide: torch.dtype, narrow: torch.dtype) -> bool:
+    """Whether every value of `narrow` is one of `wide`."""
+    if wide == narrow:
+        return True
+    if not (wide.is_floating_point and narrow.is_floating_point):
+        return False
+    a, b = torch.finfo(wide), torch.finfo(narrow)
+    return a.eps <= b.eps and a.max >= b.max and a.smallest_normal * a.eps <= b.smallest_normal * b.eps
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +73,8 @@ class Provenance:
     tensors: frozenset[str]
     map: Correspondence | None = None
     """Own layout (dst) ← flat positions of the one checkpoint tensor (src); none if there is a problem."""
-    dtype: torch.dtype | None = None
+    dtypes: tuple[torch.dtype, ...] = ()
+    """What the elements were cast to on their way, the checkpoint's dtype first."""
     problem: str = "mixed while loading"
     constant: bool = False
     """A loader filled it with a constant, so what it held does not matter on this rank."""
@@ -69,7 +104,7 @@ class Recorder:
             name = self.parameters[key][0]
             owners = frozenset(region.tensor for region in self.regions[name])
             return Provenance(owners, problem=f"read back from {name} while loading") if owners else None
-        if found is not None and found.map is not None and tensor.dtype != found.dtype:
+        if found is not None and found.map is not None and tensor.dtype != found.dtypes[-1]:
             return Provenance(found.tensors, problem=f"reinterpreted as {tensor.dtype} while loading")
         return found
 
@@ -116,4 +151,10 @@ def region_of(
     require_nested(map_.simplified().src)
     require_nested(map_.inverse().simplified().src)
     (tensor,) = provenance.tensors
-    return Region(tensor, name, map_, source.dtype, target.dtype)
+    first, *through = provenance.dtypes
+    if through and through[-1] == target.dtype:
+        through.pop()
+    region = Region(tensor, name, map_, first, target.dtype, tuple(through))
+    if region.refusal is not None:
+        raise ValueError(region.refusal)
+    return region

@@ -53,7 +53,6 @@ def gather(atlas: "Atlas", wanted: ReadTensor, out: torch.Tensor) -> int:
 
     Raises ProblemError if the rank does not hold them as they are stored.
     """
-    base = atlas.checkpoint.tensors[wanted.tensor]
     length = out.numel()
     begin = (wanted.expert or 0) * length
     taken: list[Layout] = []
@@ -61,10 +60,11 @@ def gather(atlas: "Atlas", wanted: ReadTensor, out: torch.Tensor) -> int:
         part = region.map.within(begin, length)
         if part is None:
             continue
-        if region.converted is not None:
-            raise ProblemError(Code.TENSOR_UNSUPPORTED, f"{base.name}: {region.converted}")
         moved = Layout(part.src.offset - begin, part.src.size, part.src.stride)
-        _take(atlas, atlas.sites[region.parameter], Correspondence(moved, part.dst), bits_of(out))
+        held = torch.empty(part.dst.numel, dtype=region.dst_dtype)
+        apart = Correspondence(Layout.contiguous(part.dst.size), part.dst)
+        _take(atlas, atlas.sites[region.parameter], apart, bits_of(held))
+        moved.view(out).copy_(region.back(held).view(moved.size))
         taken.append(moved)
     return _distinct(taken, length) if taken else 0
 

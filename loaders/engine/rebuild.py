@@ -1,4 +1,4 @@
-"""Rebuilding: handles made anew from patched shards, ready to be exchanged with the live ones."""
+"""Rebuilding: derived tensors and handles made anew from patched parameters, ready to go live."""
 
 from dataclasses import dataclass
 
@@ -6,12 +6,13 @@ import torch
 from vllm._custom_ops import CPUDNNLGEMMHandler
 
 from loaders.engine.atlas import Atlas, Closure, Site
-from loaders.engine.handles import require_same_shape, swap
+from loaders.engine.dependents import Assembly, collect_processed
+from loaders.engine.handles import keep, require_same_shape, swap
 from loaders.engine.job import MainThread
-from loaders.engine.move import Move
+from loaders.engine.layout import Layout
+from loaders.engine.move import Move, bits_of
 from loaders.engine.shards import Shards
-from loaders.engine.state import collect
-from loaders.engine.workshop import Values, Workshop, probe_for
+from loaders.engine.workshop import Values, Workshop
 
 
 class BaseChanged(Exception):
@@ -20,10 +21,11 @@ class BaseChanged(Exception):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Spare:
-    """Handles that can take the place of a closure's live ones, and back."""
+    """Handles that can take the place of a closure's live ones, and back; tensors to write over its own."""
 
     closure: Closure
     handles: dict[str, CPUDNNLGEMMHandler]
+    tensors: tuple[Move, ...] = ()
 
     def exchange(self) -> None:
         """Exchange the live handles with these; twice is nothing.
@@ -43,7 +45,9 @@ class Spare:
 
 
 def _itemsize(closure: Closure) -> int:
-    return max(p.element_size() for p in closure.twin._parameters.values() if p is not None)
+    """Of the parameter with the most elements, which is what a handle packs."""
+    parameters = [p for p in closure.twin.module._parameters.values() if p is not None]
+    return max(parameters, key=torch.Tensor.numel).element_size()
 
 
 class Rebuilder:
@@ -93,18 +97,35 @@ class Rebuilder:
             self._shards.add(site, made[site.shard])
 
     def _check(self, closure: Closure, values: Values) -> None:
-        """The shard must be what the live handle was packed from: a checkpoint may change on disk."""
-        probe = probe_for(closure.twin, experts=0)
+        """The shard must be what the live state was made from: a checkpoint may change on disk."""
+        probe = self._workshop.probe(closure.twin.module)
         fresh = self._workshop.processed(closure.twin, values)
-        ours = self._workshop.outputs(fresh, probe)
-        theirs = self._workshop.outputs(closure.live, probe)
-        if not all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True)):
+        made = collect_processed(fresh, closure.twin).tensors
+        ours = [*self._workshop.outputs(fresh.module, probe), *(made[p] for p in closure.kind.derived)]
+        theirs = [
+            *self._workshop.outputs(closure.live.module, probe),
+            *(closure.state.tensors[path] for path in closure.kind.derived),
+        ]
+        if not all(_same_bits(a, b) for a, b in zip(ours, theirs, strict=True)):
             raise BaseChanged(f"{closure.name} does not run what the checkpoint on disk holds")
 
     def _spare(self, closure: Closure, moves: dict[str, list[Move]], main: MainThread) -> Spare:
         values = self._values(closure, self._atlas.targets, moves)
         processed = main.call(lambda: self._workshop.processed(closure.twin, values))
-        return Spare(closure, collect(processed).handles)
+        return self._ready(closure, processed)
+
+    def _ready(self, closure: Closure, processed: Assembly) -> Spare:
+        state = collect_processed(processed, closure.twin)
+        for handle in state.handles.values():
+            keep(handle, tuple(state.tensors.values()))
+        moves = []
+        for path in closure.kind.derived:
+            made, live = state.tensors[path], closure.state.tensors[path]
+            if made.shape != live.shape or made.dtype != live.dtype:
+                raise ValueError(f"{closure.target(path)} came out as {made.dtype} {tuple(made.shape)}")
+            place = Layout(0, tuple(live.shape), tuple(live.stride()))
+            moves.append(Move(closure.target(path), place, _bits(made)))
+        return Spare(closure, state.handles, tuple(moves))
 
     def _values(
         self, closure: Closure, targets: dict[str, torch.Tensor], moves: dict[str, list[Move]]
@@ -119,3 +140,12 @@ class Rebuilder:
                 move.write(patched)
             values[local] = patched.view(site.shape)
         return values
+
+
+def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Bit by bit, so that NaN equals itself."""
+    return a.shape == b.shape and torch.equal(_bits(a), _bits(b))
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return bits_of(tensor.contiguous().view(-1))

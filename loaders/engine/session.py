@@ -56,6 +56,11 @@ class Session:
         workshop = Workshop(vllm_config)
         self.atlas: Atlas = build_atlas(vllm_config, live, checkpoint, workshop)
         self._site_of = {target: site for site in self.atlas.sites.values() for target, _ in site.places()}
+        self._derived_in = {
+            closure.target(path): closure.name
+            for closure in self.atlas.closures.values()
+            for path in closure.kind.derived
+        }
         self._rebuilder = Rebuilder(self.atlas, workshop, Shards(self.atlas, folder))
         self._touched = Touched()
         self._digests = Digests(self.atlas, workshop, self._touched)
@@ -85,14 +90,15 @@ class Session:
         sites = list(made.sites.values())
         self._rebuilder.ensure_shards(sites, main)
         spares = self._rebuilder.spares(made.moves, sites, main)
+        moves = [*made.moves, *(move for spare in spares for move in spare.tensors)]
         prepared = Prepared(
             request.key,
             request.base_version,
-            tuple(made.moves),
+            tuple(moves),
             tuple(spares),
             made.tensors,
             made.elements,
-            digest_of(made.moves),
+            digest_of(moves),
         )
         main.check()
         self._prepared[request.key] = prepared
@@ -124,7 +130,7 @@ class Session:
             tensors=prepared.tensors,
             elements=prepared.elements,
             nbytes=prepared.nbytes,
-            undo_nbytes=prepared.nbytes,
+            undo_nbytes=sum(move.nbytes for move in prepared.moves if move.target in self._site_of),
             digest=prepared.digest,
             **figures,
         )
@@ -149,7 +155,10 @@ class Session:
             except Exception:
                 self._revert(applied)
                 raise
-            self._undo[request.version] = compacted(applied.undo())
+            # What is derived is made anew from the parameters, also on the way back.
+            self._undo[request.version] = compacted(
+                [move for move in applied.undo() if move.target in self._site_of]
+            )
             self.version = request.version
             self._applied = applied
         return self._report(request.nonce, prepared, apply_ms=1e3 * (time.perf_counter() - started))
@@ -187,9 +196,13 @@ class Session:
             for move in prepared.moves:
                 self._touched.storages[storage_of(self.atlas.targets[move.target])] = after
                 # A handle's output also depends on what is patched beside it, such as a bias.
-                for name in self._site_of[move.target].closures:
+                for name in self._closures_of(move.target):
                     self._touched.closures[name] = after
             self._touched.clock = after
+
+    def _closures_of(self, target: str) -> tuple[str, ...]:
+        site = self._site_of.get(target)
+        return site.closures if site is not None else (self._derived_in[target],)
 
     def drop(self, key: str) -> None:
         """Forget what `key` had prepared."""

@@ -41,7 +41,7 @@ class Shards:
         flat = _mapped(self._folder, numel, site.dtype)
         for region in self._atlas.into.get(site.name, ()):
             source = self._atlas.checkpoint.read(region.tensor)
-            region.map.dst.view(flat).copy_(region.map.src.view(source))
+            region.map.dst.view(flat).copy_(region.map.src.view(region.into(source)))
         return flat
 
 

@@ -5,10 +5,13 @@ Processing may leave a parameter as it was, or repack it by a fixed injection
 processing on index codes, and is the same for every expert.
 """
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+
+_log = logging.getLogger(__name__)
 
 _CODE_BITS = 32
 
@@ -84,14 +87,20 @@ def learn_spots(
     seen = [
         process({name: _code(bases[name], shapes[name], step) for name in shapes}) for step in range(passes)
     ]
-    spots: dict[str, list[Spot]] = {name: [] for name in shapes}
-    for path in seen[0]:
-        codes = _decode([tensors[path] for tensors in seen])
-        for name, (shape, _) in shapes.items():
-            spot = _spot(path, codes, bases[name], _numel(shape), blocks)
-            if spot is not None:
-                spots[name].append(spot)
-    return spots
+    found = {path: _decode([tensors[path] for tensors in seen]) for path in seen[0]}
+    return {
+        name: _everywhere(found, bases[name], _numel(shape), blocks) for name, (shape, _) in shapes.items()
+    }
+
+
+def _everywhere(found: dict[str, torch.Tensor], base: int, numel: int, blocks: int) -> list[Spot]:
+    """The spots of one parameter; none if some tensor holds only a part of it."""
+    try:
+        spots = [_spot(path, codes, base, numel, blocks) for path, codes in found.items()]
+    except NotAnInjection as reason:
+        _log.debug("not an injection: %s", reason)
+        return []
+    return [spot for spot in spots if spot is not None]
 
 
 def _numel(shape: tuple[int, ...]) -> int:

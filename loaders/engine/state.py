@@ -15,8 +15,11 @@ from torch import nn
 from vllm._custom_ops import CPUDNNLGEMMHandler
 from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
 
+from loaders.engine.private import is_owned
+
 _DEPTH = 8
-_OPAQUE_PACKAGES = ("vllm.config", "vllm.distributed")
+_KV_CACHE = "kv_cache"
+"""Where vLLM's attention layers keep what they compute for requests, which is no weight."""
 
 
 @dataclass(slots=True)
@@ -25,6 +28,26 @@ class ModuleState:
 
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     handles: dict[str, CPUDNNLGEMMHandler] = field(default_factory=dict)
+
+    def sharing(self) -> frozenset[tuple[str, ...]]:
+        """Paths grouped by the memory that they are views of: a write to one may change others."""
+        groups: dict[int, list[str]] = {}
+        for path, tensor in self.tensors.items():
+            groups.setdefault(tensor.untyped_storage()._cdata, []).append(path)
+        return frozenset(tuple(sorted(paths)) for paths in groups.values())
+
+
+def span(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory from a tensor's first element to its last, with gaps if it has any, as a view [n]."""
+    length = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
+    return tensor.as_strided((length if tensor.numel() else 0,), (1,))
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether the elements fill their memory without gaps, in whatever order."""
+    sizes, strides = tensor.shape, tensor.stride()
+    order = sorted(range(tensor.ndim), key=lambda dim: (-strides[dim], sizes[dim]))
+    return tensor.permute(order).is_contiguous()
 
 
 def collect(module: nn.Module) -> ModuleState:
@@ -37,7 +60,7 @@ def collect(module: nn.Module) -> ModuleState:
     for name, tensor in (*module._parameters.items(), *module._buffers.items()):
         walk.visit(name, tensor, 0)
     for name, value in vars(module).items():
-        if name not in ("_parameters", "_buffers", "_modules"):
+        if name not in ("_parameters", "_buffers", "_modules", _KV_CACHE):
             walk.visit(name, value, 0)
     for name, child in module._modules.items():
         if isinstance(child, QuantizeMethodBase):
@@ -91,10 +114,7 @@ def _children(value: Any) -> list[tuple[str, Any]]:
         isinstance(value, nn.Module) and not isinstance(value, QuantizeMethodBase)
     ):
         return []
-    package = type(value).__module__
-    if package.startswith("vllm.") and not package.startswith(_OPAQUE_PACKAGES):
-        return list(_attributes(value).items())
-    return []
+    return list(_attributes(value).items()) if is_owned(value) else []
 
 
 def _filled(cell: Any) -> bool:

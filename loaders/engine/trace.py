@@ -143,13 +143,12 @@ def _made_by(
     source = involved[0]
     if source.map is None or len(inputs) != 1 or name not in _COPIES:
         return Provenance(tensors, problem=problems[0] if problems else f"goes through {name} while loading")
-    if made.dtype != source.dtype:
-        return Provenance(tensors, problem=f"cast to {made.dtype} while loading")
     try:
         origin = compose(Layout.of(inputs[0]), source.map)
     except ValueError as error:
         return Provenance(tensors, problem=str(error))
-    return Provenance(tensors, Correspondence(origin, Layout.of(made)), made.dtype)
+    cast = () if made.dtype == source.dtypes[-1] else (made.dtype,)
+    return Provenance(tensors, Correspondence(origin, Layout.of(made)), (*source.dtypes, *cast))
 
 
 def trace(twin: nn.Module, tensors: dict[str, BaseTensor]) -> Traced:
@@ -230,7 +229,7 @@ class _MetaWeights(Iterator[tuple[str, torch.Tensor]]):
         weight = torch.empty(base.shape, dtype=dtype, device="meta")
         self._recorder.keep.append(weight)
         whole = Correspondence(Layout.contiguous(base.shape), Layout.of(weight))
-        self._recorder.sources[key_of(weight)] = Provenance(frozenset({base.name}), whole, dtype)
+        self._recorder.sources[key_of(weight)] = Provenance(frozenset({base.name}), whole, (dtype,))
         return base.name, weight
 
     def at_hand(self) -> list[str]:

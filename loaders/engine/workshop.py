@@ -5,11 +5,9 @@ from vLLM's own processing and kernels, on modules that serve nobody. Runs vLLM
 code, so only in the worker's main thread.
 """
 
-import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import MethodType
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,7 +18,8 @@ from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBa
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.utils.torch_utils import set_default_torch_dtype
 
-T = TypeVar("T")
+from loaders.engine.dependents import Assembly
+from loaders.engine.private import private_copy
 
 Values = dict[str, torch.Tensor]
 """Parameter name (within the module) → all its elements, in the twin's shape."""
@@ -42,22 +41,31 @@ class Workshop:
         with set_default_torch_dtype(dtype), set_current_vllm_config(self._config), torch.no_grad():
             yield
 
-    def processed(self, twin: nn.Module, values: Values) -> nn.Module:
+    def processed(self, twin: Assembly, values: Values) -> Assembly:
         """A private copy of `twin` loaded with `values` and processed after loading.
 
         `values` are given away: processing may write into them. The twin stays as it is.
         """
-        clone = _materialised(twin, values)
+        clone = _materialised(twin.module, values)
         method = quant_method(clone)
-        if method is not None:
-            with self._context():
+        with self._context():
+            if method is not None:
                 method.process_weights_after_loading(clone)
-        return clone
+            instead = {id(twin.module): clone}
+            dependents = tuple((name, private_copy(module, instead)) for name, module in twin.dependents)
+            for _, module in dependents:
+                derive: Any = module
+                derive.process_weights_after_loading(self._config.model_config.dtype)
+        return Assembly(clone, dependents)
 
-    def outputs(self, module: nn.Module, inputs: "Probe") -> list[torch.Tensor]:
+    def probe(self, twin: nn.Module, experts: int | None = None) -> "Probe":
+        """A probe of this kind of module, as `probe_for` makes it."""
+        return probe_for(twin, self._config.model_config.dtype, experts)
+
+    def outputs(self, module: nn.Module, probe: "Probe") -> list[torch.Tensor]:
         """Outputs of the module's kernels on fixed inputs."""
         with self._context():
-            return inputs(module)
+            return probe(module)
 
 
 Probe = Callable[[nn.Module], list[torch.Tensor]]
@@ -71,27 +79,10 @@ def quant_method(module: nn.Module) -> QuantizeMethodBase | None:
 
 
 def _materialised(twin: nn.Module, values: Values) -> nn.Module:
-    clone = _shallow(twin)
-    clone._buffers = dict(twin._buffers)
-    clone._modules = dict(twin._modules)
+    clone = private_copy(twin)
     clone._parameters = {
         name: None if meta is None else _parameter(meta, values[name])
         for name, meta in twin._parameters.items()
-    }
-    method = quant_method(twin)
-    if method is not None:
-        clone.quant_method = _shallow(method)
-    return clone
-
-
-def _shallow(original: T) -> T:
-    """A copy with attributes of its own; bound methods kept in attributes are bound to the copy."""
-    clone = copy.copy(original)
-    clone.__dict__ = {
-        name: MethodType(value.__func__, clone)
-        if isinstance(value, MethodType) and value.__self__ is original
-        else value
-        for name, value in vars(original).items()
     }
     return clone
 
@@ -104,30 +95,37 @@ def _parameter(meta: nn.Parameter, value: torch.Tensor) -> nn.Parameter:
     return parameter
 
 
-def probe_for(twin: nn.Module, experts: int, seed: int = 0) -> Probe:
+def probe_for(twin: nn.Module, dtype: torch.dtype, experts: int | None = None, seed: int = 0) -> Probe:
     """A probe that drives every kernel of this kind of module.
 
-    Inputs are drawn from `seed` alone, so outputs of two modules can be compared.
-    `experts` is how many experts the probed copies hold, where there are any.
+    Inputs are drawn from `seed` alone, in the model's dtype, so outputs of two modules can
+    be compared. `experts` is how many experts the probed copies hold, all if not given.
 
     Raises NoProbe if the class of the module is not known.
     """
     generator = torch.Generator().manual_seed(seed)
     if isinstance(twin, RoutedExperts):
-        return _experts_probe(twin, generator, experts)
+        return _experts_probe(twin, generator, dtype, experts or local_experts(twin))
     if isinstance(twin, VocabParallelEmbedding):
-        return _embedding_probe(twin, generator)
+        return _embedding_probe(twin, generator, dtype)
     if isinstance(twin, LinearBase):
-        return _linear_probe(twin, generator)
+        return _linear_probe(twin, generator, dtype)
     raise NoProbe(f"no probe is known for {type(twin).__name__}")
+
+
+def local_experts(twin: RoutedExperts) -> int:
+    """How many experts this rank holds."""
+    count: Any = twin.local_num_experts
+    return int(count)
 
 
 def _random(generator: torch.Generator, rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
     return torch.randn(rows, columns, generator=generator, dtype=torch.float32).to(dtype)
 
 
-def _linear_probe(twin: LinearBase, generator: torch.Generator) -> Probe:
-    x = _random(generator, 8, twin.weight.shape[1], twin.weight.dtype)
+def _linear_probe(twin: LinearBase, generator: torch.Generator, dtype: torch.dtype) -> Probe:
+    columns = getattr(twin, "input_size_per_partition", twin.input_size)
+    x = _random(generator, 8, columns, dtype)
 
     def run(module: nn.Module) -> list[torch.Tensor]:
         method: Any = module.quant_method
@@ -136,10 +134,10 @@ def _linear_probe(twin: LinearBase, generator: torch.Generator) -> Probe:
     return run
 
 
-def _embedding_probe(twin: VocabParallelEmbedding, generator: torch.Generator) -> Probe:
+def _embedding_probe(twin: VocabParallelEmbedding, generator: torch.Generator, dtype: torch.dtype) -> Probe:
     rows, columns = twin.weight.shape
     ids = torch.randint(rows, (16,), generator=generator)
-    x = _random(generator, 8, columns, twin.weight.dtype)
+    x = _random(generator, 8, columns, dtype)
 
     def run(module: nn.Module) -> list[torch.Tensor]:
         method: Any = module.quant_method
@@ -148,9 +146,10 @@ def _embedding_probe(twin: VocabParallelEmbedding, generator: torch.Generator) -
     return run
 
 
-def _experts_probe(twin: RoutedExperts, generator: torch.Generator, experts: int) -> Probe:
-    hidden = twin.hidden_size
-    x = _random(generator, 8, hidden, twin.w13_weight.dtype)
+def _experts_probe(
+    twin: RoutedExperts, generator: torch.Generator, dtype: torch.dtype, experts: int
+) -> Probe:
+    x = _random(generator, 8, twin.hidden_size, dtype)
     top = min(2, experts)
     ids = torch.stack([torch.randperm(experts, generator=generator)[:top] for _ in range(8)])
     weights = torch.rand(8, top, generator=generator)

@@ -77,7 +77,11 @@ def make_family(family: str, path: Path, *, dtype: str = "bfloat16", seed: int =
     """
     kind, members = FAMILIES[family]
     tokenizer = byte_tokenizer()
-    ids = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    ids = {
+        "bos_token_id": None,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
     config: PreTrainedConfig = getattr(transformers, kind)(**members, **ids, dtype=dtype)
     model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
     _draw(model, seed)
@@ -111,7 +115,7 @@ def _spread(name: str, parameter: torch.Tensor) -> float:
 
 
 def quantise_w8a8(path: Path, out: Path, *, symmetric: bool = False) -> Path:
-    """A copy with int8 linears in compressed-tensors' format: a scale per output channel, activations per token.
+    """A copy with int8 linears in compressed-tensors' format: scales per channel and per token.
 
     Asymmetric activations make vLLM derive `azp_adj` from the weight.
     """

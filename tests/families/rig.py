@@ -9,7 +9,7 @@ import json
 import os
 import sys
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +25,15 @@ import torch
 from blake3 import blake3
 from vllm import LLM, SamplingParams
 
-from schemas.bridge import CommitRequest, DigestsRequest, IndexSpan, PrepareRequest, Span, StagedUpload, TensorWrite
+from schemas.bridge import (
+    CommitRequest,
+    DigestsRequest,
+    IndexSpan,
+    PrepareRequest,
+    Span,
+    StagedUpload,
+    TensorWrite,
+)
 from schemas.dtypes import Dtype
 from tests.families.models import change, tensors_of
 
@@ -84,7 +92,9 @@ class Engine:
 
     def rpc(self, method: str, *arguments: str) -> list[Any]:
         """Every rank's answer. Raises RuntimeError if one is an error."""
-        answers = [json.loads(a) for a in self.llm.collective_rpc(method, args=(uuid.uuid4().hex, *arguments))]
+        answers = [
+            json.loads(a) for a in self.llm.collective_rpc(method, args=(uuid.uuid4().hex, *arguments))
+        ]
         for answer in answers:
             if answer["error"]:
                 raise RuntimeError(f"rank {answer['rank']}: {answer['error']}")
@@ -111,7 +121,10 @@ class Engine:
         return [
             name
             for name, ranks in self.treatments.items()
-            if all(view["treatment"] != "unsupported" or view["reason"] == "the engine does not load it" for view in ranks)
+            if all(
+                view["treatment"] != "unsupported" or view["reason"] == "the engine does not load it"
+                for view in ranks
+            )
             and any(view["treatment"] != "unsupported" for view in ranks)
         ]
 
@@ -130,7 +143,9 @@ class Engine:
             if write.indices is not None:
                 indices = IndexSpan(dtype=Dtype.I64, **span(write.indices))
             values = Span(**span(write.values))
-            spans.append(TensorWrite(tensor=write.tensor, expert=write.expert, values=values, indices=indices))
+            spans.append(
+                TensorWrite(tensor=write.tensor, expert=write.expert, values=values, indices=indices)
+            )
         path = self._scratch / f"{uuid.uuid4().hex}.bin"
         path.write_bytes(body)
         digest = blake3(bytes(body)).hexdigest()
@@ -270,7 +285,7 @@ def main(rows: Path, scratch: Path) -> None:
         row = Row(item["name"], Path(item["folder"]), item["options"])
         try:
             found = run(row, scratch)
-        except Exception as error:  # told to the test, which fails
+        except Exception as error:  # noqa: BLE001 - told to the test, which fails
             sys.excepthook(*sys.exc_info())
             found = {"name": row.name, "error": f"{type(error).__name__}: {error}"}
         out.write(json.dumps(found) + "\n")

@@ -62,7 +62,11 @@ class Hand:
     def atlas(self) -> Any:
         checkpoint = SimpleNamespace(tensors=self.tensors)
         return SimpleNamespace(
-            checkpoint=checkpoint, regions=self.regions, sites=self.sites, targets=self.targets
+            checkpoint=checkpoint,
+            regions=self.regions,
+            sites=self.sites,
+            targets=self.targets,
+            gapped={},
         )
 
 

@@ -18,7 +18,6 @@ from loaders.engine.readback import gather
 from loaders.engine.spot import Spot, identity
 from schemas.bridge import ReadTensor
 from schemas.dtypes import Dtype
-from schemas.problems import ProblemError
 from tests.loaders.engine.atlases import Body, Hand, Place, simple
 
 DTYPES = {1: Dtype.U8, 2: Dtype.U16, 4: Dtype.U32}
@@ -302,18 +301,28 @@ def test_disagreements_with_the_admin_are_raised(tmp_path: Path) -> None:
         plan(simple().atlas, (short.model_copy(update={"writes": (beyond,)}),))
 
 
-def test_a_converted_tensor_is_never_written_or_read(tmp_path: Path) -> None:
-    """Stored in one dtype and run in another: refused both ways, not rounded silently."""
+@pytest.mark.parametrize("sparse", [False, True])
+def test_a_cast_tensor_is_rounded_as_the_loader_does(tmp_path: Path, sparse: bool) -> None:
+    """Stored in one dtype and run in another: cast step by step on the way in, and back on the way out."""
     hand = Hand()
     hand.add_tensor("w", (4,), Dtype.F32)
     hand.add_region("w", "p", torch.empty(4), torch.empty(4), torch.float32)
     region = hand.regions["w"][0]
-    hand.regions["w"] = (type(region)("w", "p", region.map, torch.float32, torch.bfloat16),)
+    steps = (torch.float32, torch.float32, (torch.bfloat16,))
+    hand.regions["w"] = (type(region)("w", "p", region.map, *steps),)
     hand.sites["p"] = Place("p", (4,), (("p", identity("p", 4)),))
-    hand.targets["p"] = torch.zeros(4, dtype=torch.bfloat16)
+    hand.targets["p"] = torch.zeros(4)
+    values = torch.tensor([1.0, 0.1, 65505.0, -0.0])
     body = Body(tmp_path / "body")
-    body.write("w", torch.ones(4))
-    with pytest.raises(ValueError, match=r"stored as torch\.float32, runs as torch\.bfloat16"):
-        plan(hand.atlas, (body.staged(),))
-    with pytest.raises(ProblemError, match="runs as"):
-        gather(hand.atlas, ReadTensor(name="x", tensor="w"), torch.zeros(4))
+    if sparse:
+        body.write("w", values.flip(0), torch.tensor([3, 2, 1, 0]))
+    else:
+        body.write("w", values)
+    for move in plan(hand.atlas, (body.staged(),)).moves:
+        move.write(hand.targets["p"])
+    rounded = values.to(torch.bfloat16).float()
+    assert torch.equal(hand.targets["p"].view(torch.int32), rounded.view(torch.int32))
+    out = torch.zeros(4)
+    assert gather(hand.atlas, ReadTensor(name="x", tensor="w"), out) == 4
+    assert torch.equal(out, rounded)
+    assert not hand.regions["w"][0].lossless

@@ -45,6 +45,7 @@ def make(hand: Hand, rank: int = 0) -> Any:
     session.atlas = hand.atlas
     session.atlas.closures = {}
     session._site_of = {target: site for site in hand.sites.values() for target, _ in site.places()}  # type: ignore[misc]
+    session._derived_in = {}
     session._rebuilder = NoRebuilds()  # type: ignore[assignment]
     session._touched = Touched()
     session._digests = Digests(session.atlas, None, session._touched)  # type: ignore[arg-type]

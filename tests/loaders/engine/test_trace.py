@@ -188,16 +188,39 @@ def test_copied_twice_is_one_region() -> None:
     assert len(check_against_loading(load, {"w": (3,)}, p=(3,)).regions["w"]) == 1
 
 
-def test_conversion_in_the_copy_is_said() -> None:
-    """`copy_` into another dtype is a region that says so, not one that passes as equal."""
+CASTS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], tuple[torch.dtype, ...], bool]] = {
+    "in the copy": (lambda w: w, (), True),
+    "before it, wider": (lambda w: w.to(torch.float64), (torch.float64,), False),
+    "before it, to the same": (lambda w: w.to(torch.float32), (), True),
+    "before it, narrower": (lambda w: w.float().to(torch.float16), (torch.float32, torch.float16), False),
+    "of a part that is copied": (lambda w: w.to(torch.float32).clone(), (), True),
+}
+
+
+@pytest.mark.parametrize("case", CASTS)
+def test_casts_are_followed_in_their_order(case: str) -> None:
+    """The loader's casts are kept one by one, so that new values round as loaded ones did."""
+    change, through, lossless = CASTS[case]
+
+    def load(toy: Toy, weights: Weights) -> None:
+        for _, weight in weights:
+            toy.p.copy_(change(weight))
+
+    found = trace(Toy(load, "meta", p=(3,)), {"w": base("w", (3,), Dtype.BF16)})
+    (region,) = found.regions["w"]
+    assert (region.src_dtype, region.through, region.dst_dtype) == (torch.bfloat16, through, torch.float32)
+    assert region.cast and region.lossless is lossless
+
+
+def test_casts_between_numbers_of_another_sort_are_refused() -> None:
+    """An integer that is loaded into a float is no value that somebody would upload."""
 
     def load(toy: Toy, weights: Weights) -> None:
         for _, weight in weights:
             toy.p.copy_(weight)
 
-    found = trace(Toy(load, "meta", p=(3,)), {"w": base("w", (3,), Dtype.BF16)})
-    (region,) = found.regions["w"]
-    assert region.converted == "stored as torch.bfloat16, runs as torch.float32"
+    found = trace(Toy(load, "meta", p=(3,)), {"w": base("w", (3,), Dtype.I32)})
+    assert found.refused["w"] == "stored as torch.int32, runs as torch.float32"
 
 
 # -- ways that are refused -------------------------------------------------------------
@@ -257,7 +280,6 @@ REFUSED: dict[str, tuple[Callable[[Toy, torch.Tensor], Any], str]] = {
     "cat": (lambda toy, w: toy.p.copy_(torch.cat([w[2:], w[:2]])), "goes through aten::cat"),
     "index": (lambda toy, w: toy.p.copy_(w[[3, 2, 1, 0]]), "goes through aten::index"),
     "flip": (lambda toy, w: toy.p.copy_(w.flip(0).clone()), "goes through aten::flip"),
-    "cast": (lambda toy, w: toy.p.copy_(w.to(torch.bfloat16)), "cast to torch.bfloat16"),
     "reinterpreted": (lambda toy, w: toy.p.view(torch.int32).copy_(w.view(torch.int32)), "reinterpreted as"),
     "target reinterpreted": (lambda toy, w: toy.p.view(torch.int32).copy_(w), "not stored in the order"),
     "broadcast": (lambda toy, w: toy.p.copy_(w[:1]), "broadcast"),
