@@ -1,6 +1,6 @@
 """What a version's weights consist of: the base and, over it, uploads in order. Pure functions."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 from schemas.bridge import StagedUpload, TensorWrite
 
@@ -38,44 +38,38 @@ def stands_alone(lineage: Lineage) -> bool:
     return any(upload.external for upload in lineage)
 
 
-def places_between(
-    current: Lineage, target: Lineage, root: Callable[[str], str]
-) -> tuple[set[Place], Lineage]:
+def places_between(current: Lineage, target: Lineage) -> tuple[set[Place], Lineage]:
     """How to get from one lineage to another over the same base.
 
     The places to put back to the base first, and then the part of `target` to apply.
-    `root` names the one of several tied tensors that stands for all.
     """
-    sliced = _sliced((*current, *target), root)
-    old, new = _grouped(current, root, sliced), _grouped(target, root, sliced)
+    sliced = _sliced((*current, *target))
+    old, new = _grouped(current, sliced), _grouped(target, sliced)
     differing = {group for group in old.keys() | new.keys() if old.get(group) != new.get(group)}
     reset = {group for group in differing if group in old}
     rest = []
     for upload in target:
-        writes = tuple(write for write in upload.writes if _group(write, root, sliced) in differing)
+        writes = tuple(write for write in upload.writes if _group(write, sliced) in differing)
         if writes:
             rest.append(upload.model_copy(update={"writes": writes}))
     return reset, tuple(rest)
 
 
-def _sliced(uploads: Iterable[StagedUpload], root: Callable[[str], str]) -> set[str]:
+def _sliced(uploads: Iterable[StagedUpload]) -> set[str]:
     """Tensors that are only ever written by experts' slices, so that each slice stands for itself."""
     writes = [write for upload in uploads for write in upload.writes]
-    whole = {root(write.tensor) for write in writes if write.expert is None}
-    return {root(write.tensor) for write in writes} - whole
+    whole = {write.tensor for write in writes if write.expert is None}
+    return {write.tensor for write in writes} - whole
 
 
-def _group(write: TensorWrite, root: Callable[[str], str], sliced: set[str]) -> Place:
-    name = root(write.tensor)
-    return name, write.expert if name in sliced else None
+def _group(write: TensorWrite, sliced: set[str]) -> Place:
+    return write.tensor, write.expert if write.tensor in sliced else None
 
 
-def _grouped(
-    uploads: Lineage, root: Callable[[str], str], sliced: set[str]
-) -> dict[Place, list[tuple[str, TensorWrite]]]:
+def _grouped(uploads: Lineage, sliced: set[str]) -> dict[Place, list[tuple[str, TensorWrite]]]:
     groups: dict[Place, list[tuple[str, TensorWrite]]] = {}
     for digest, write in _writes(uploads):
-        groups.setdefault(_group(write, root, sliced), []).append((digest, write))
+        groups.setdefault(_group(write, sliced), []).append((digest, write))
     return groups
 
 

@@ -27,10 +27,7 @@ class Rewind:
         wanted = self._ledger.lineage(target)
         if current is None or wanted is None:
             raise ProblemError(Code.VERSION_NOT_HELD, f"The uploads of version {target} are no longer held.")
-        tied = {t.name: t.tied_to for t in engine.description.tensors if t.tied_to}
-        reset, rest = await asyncio.to_thread(
-            places_between, current, wanted, lambda name: tied.get(name, name)
-        )
+        reset, rest = await asyncio.to_thread(places_between, current, wanted)
         files = await self._base.files(engine.description)
         rest = await self._blobs.checked(rest)
         try:

@@ -92,7 +92,7 @@ def _bad_value(code: Code, draft: Draft, entry: TensorEntry, at: int, what: str)
 def check_ties(descriptor: int, drafts: Sequence[Draft]) -> None:
     """Raises `tied_tensor` if tensors that share memory on the engine are written, but differently.
 
-    Writing only one of them is fine: it is the memory of both.
+    Another upload of the transaction may write the one that is missing here; phase one looks at all.
     """
     tied = {draft.place.tensor.tied_to for draft in drafts} - {None}
     if not tied:
@@ -132,6 +132,6 @@ def _differ(first: Draft, other: Draft) -> ProblemError:
     names = sorted((first.place.tensor.name, other.place.tensor.name))
     detail = (
         f"{names[0]} and {names[1]} are one tensor on the engine, but get different writes: "
-        "send one of them, or the same for both"
+        "send the same for both"
     )
     return listed(Code.TIED_TENSOR, [fault(other.where, detail, tensors=names)])

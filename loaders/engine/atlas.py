@@ -6,7 +6,7 @@ checkpoint tensor → regions (trace) → sites (twin parameters) → spots in t
 """
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,6 +22,7 @@ from loaders.engine.layout import Layout
 from loaders.engine.provenance import Region
 from loaders.engine.spot import Spot, identity
 from loaders.engine.state import ModuleState, is_dense, span
+from loaders.engine.ties import Ties, live_ties
 from loaders.engine.trace import Traced, trace
 from loaders.engine.twin import build_twin
 from loaders.engine.workshop import Workshop, quant_method
@@ -102,6 +103,7 @@ class Atlas:
     """Runtime tensors, flat over the memory that they span; shards are added by who keeps them."""
     gapped: dict[str, Layout]
     """Targets whose elements do not fill what they span → where these are."""
+    ties: Ties
     catalogue: tuple[CheckpointTensor, ...]
 
 
@@ -124,11 +126,16 @@ def build_atlas(
         if not is_dense(tensor)
     }
     sites = _sites(closures, targets)
+    ties = live_ties(sites, targets)
+    _refuse_partial_ties(sites, ties)
     into: dict[str, list[Region]] = defaultdict(list)
     for regions in traced.regions.values():
         for region in regions:
             into[region.parameter].append(region)
-    catalogue = tuple(_describe(checkpoint, name, traced, sites) for name in checkpoint.tensors)
+    roots = _tied_tensors(ties, into)
+    catalogue = tuple(
+        _describe(checkpoint, name, traced, sites, roots.get(name)) for name in checkpoint.tensors
+    )
     return Atlas(
         checkpoint,
         traced.regions,
@@ -137,6 +144,7 @@ def build_atlas(
         closures,
         targets,
         gapped,
+        ties,
         catalogue,
     )
 
@@ -183,9 +191,7 @@ def _sites(closures: dict[str, Closure], targets: dict[str, torch.Tensor]) -> di
     for closure in closures.values():
         for local, site in closure.sites.items():
             users[site].append((closure, local))
-    sites = {name: _site(name, using, targets) for name, using in users.items()}
-    _refuse_live_aliases(sites, targets)
-    return sites
+    return {name: _site(name, using, targets) for name, using in users.items()}
 
 
 def _site(name: str, using: list[tuple[Closure, str]], targets: dict[str, torch.Tensor]) -> Site:
@@ -258,22 +264,29 @@ def _copies(closure: Closure, local: str) -> list[str]:
     return [f"{closure.name} keeps a copy of {local} at {copy}"] if copy else []
 
 
-def _refuse_live_aliases(sites: dict[str, Site], targets: dict[str, torch.Tensor]) -> None:
-    """Two sites in one live storage were tied after loading; a patch to one would change both."""
-    owners: dict[int, str] = {}
-    for name, site in list(sites.items()):
-        for target, _ in site.spots:
-            other = owners.setdefault(targets[target].data_ptr(), name)
-            if other != name:
-                for tied, partner in ((name, other), (other, name)):
-                    sites[tied] = _unsupported(sites[tied], f"the engine tied it to {partner} after loading")
+def _refuse_partial_ties(sites: dict[str, Site], ties: Ties) -> None:
+    """Sites in one memory can be updated together only if each of them is all of it, as it is."""
+    for name, group in ties.items():
+        if any(sites[other].sharded or sites[other].shape != sites[name].shape for other in group) or not all(
+            spot.is_identity for other in group for _, spot in sites[other].spots
+        ):
+            partners = ", ".join(other for other in group if other != name)
+            reason = f"the engine put it into one memory with {partners} after loading"
+            sites[name] = replace(sites[name], unsupported=sites[name].unsupported or reason)
 
 
-def _unsupported(site: Site, reason: str) -> Site:
-    return replace(site, unsupported=site.unsupported or reason)
+def _tied_tensors(ties: Ties, into: Mapping[str, list[Region]]) -> dict[str, str]:
+    """Checkpoint tensor → another one that lives in the same memory, which is itself left out."""
+    roots: dict[str, str] = {}
+    for group in set(ties.values()):
+        root, *others = sorted(region.tensor for name in group for region in into.get(name, ()))
+        roots |= {name: root for name in others if name != root}
+    return roots
 
 
-def _describe(checkpoint: Checkpoint, name: str, traced: Traced, sites: dict[str, Site]) -> CheckpointTensor:
+def _describe(
+    checkpoint: Checkpoint, name: str, traced: Traced, sites: dict[str, Site], tied_to: str | None
+) -> CheckpointTensor:
     base = checkpoint.tensors[name]
     regions = traced.regions.get(name, ())
     used = [sites[region.parameter] for region in regions]
@@ -293,6 +306,7 @@ def _describe(checkpoint: Checkpoint, name: str, traced: Traced, sites: dict[str
         shape=base.shape,
         treatment=treatment,
         reason=reason,
+        tied_to=tied_to,
         **_as_run(regions),
     )
 

@@ -23,6 +23,7 @@ from loaders.engine.prepared import Applied, Prepared
 from loaders.engine.readback import ReadPart, write_part
 from loaders.engine.rebuild import Rebuilder
 from loaders.engine.shards import Shards
+from loaders.engine.ties import require_equal
 from loaders.engine.workshop import Workshop
 from schemas.bridge import (
     CommitRequest,
@@ -86,6 +87,7 @@ class Session:
             if request.restore is not None
             else plan(self.atlas, request.uploads)
         )
+        require_equal(self.atlas, made.sites, made.moves)
         validated = time.perf_counter()
         sites = list(made.sites.values())
         self._rebuilder.ensure_shards(sites, main)

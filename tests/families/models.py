@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig
 from loaders.engine.model_folder import new_folder
 from loaders.engine.toy_model import EXPERTS, HEAD_DIM, HEADS, KV_HEADS, LAYERS, TOP_K, VOCAB, byte_tokenizer
 
-HIDDEN, INTERMEDIATE = 64, 96
+HIDDEN, INTERMEDIATE = 64, 128
 
 _COMMON: dict[str, Any] = {
     "hidden_size": HIDDEN,

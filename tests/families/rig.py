@@ -11,7 +11,7 @@ import sys
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +86,7 @@ class Engine:
         self.version = 0
         self.rpc("graft_begin")
         views = [value["tensors"] for value in self.rpc("graft_describe")]
+        self.ties = {v["name"]: v["tied_to"] for v in views[0] if v["tied_to"]}
         self.treatments: dict[str, list[dict[str, Any]]] = {
             rank[0]["name"]: list(rank) for rank in zip(*views, strict=True)
         }
@@ -152,6 +153,14 @@ class Engine:
         staged = StagedUpload(path=str(path), nbytes=len(body), blake3=digest, writes=tuple(spans))
         self._both(uploads=(staged,))
         path.unlink()
+
+    def refused(self, writes: Iterable[Write]) -> str:
+        """Why phase one refuses the writes; empty if it does not."""
+        try:
+            self.commit(writes)
+        except RuntimeError as error:
+            return str(error)
+        return ""
 
     def rollback(self, version: int) -> None:
         """To an earlier version, by undo."""
@@ -240,24 +249,34 @@ def run(row: Row, scratch: Path) -> dict[str, Any]:
         for time in ("identity", "identity_again", "identity_thrice"):
             engine.commit(Write(name, tensors[name]) for name in names)
             found[time] = engine.state() == base
-        changes = [[sparse(name, tensors[name], generator) for name in names]]
-        changes.append([Write(name, altered(tensors[name], generator)) for name in names[::3]])
+        found["alone"] = {
+            name: engine.refused([sparse(name, tensors[name], generator)])
+            for name in {*engine.ties, *engine.ties.values()}
+        }
+        free = [name for name in names if name not in engine.ties]
+        changes = [[sparse(name, tensors[name], generator) for name in free]]
+        changes.append([Write(name, altered(tensors[name], generator)) for name in free[::3]])
         stacked = [name for name in names if ".experts." in name]
         for name in stacked[::2]:
             tensor = tensors[name]
             if tensor.ndim > 1 and not any(part.isdigit() for part in name.split(".experts.")[1].split(".")):
                 changes[1].append(Write(name, altered(tensor[1], generator), expert=1))
         for writes in changes:
+            writes += [
+                replace(write, tensor=tied) for tied, root in engine.ties.items() for write in writes if write.tensor == root
+            ]
             engine.commit(writes)
             for write in writes:
                 write.apply(tensors)
         changed = engine.state()
         found["changes_answers"] = changed[1] != base[1]
         found["unmoved"] = sorted(n for n in base[0] if changed[0][n] == base[0][n])
-        for name in names[:: max(1, len(names) // 4)]:
+        version = engine.version
+        alone = [name for name in free if name not in engine.ties.values()]
+        for name in alone[:: max(1, len(alone) // 4)]:
             for _ in range(10):
                 engine.commit([sparse(name, tensors[name], generator)])
-        engine.rollback(engine.version - 10 * len(names[:: max(1, len(names) // 4)]))
+        engine.rollback(version)
         found["ten_on_one_and_back"] = engine.state() == changed
         engine.rollback(0)
         found["rollback"] = engine.state() == base

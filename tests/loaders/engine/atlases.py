@@ -67,6 +67,7 @@ class Hand:
             sites=self.sites,
             targets=self.targets,
             gapped={},
+            ties={},
         )
 
 
