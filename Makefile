@@ -70,7 +70,7 @@ test: setup  ## every test: the quick ones, then those on a real engine
 test-all: setup  ## also what takes longer: every layout on both toys
 	$(BIN)/python -m pytest tests
 
-crash: setup  ## kill admin, engine or both at every durable step and bridge call, then on vLLM; goes on where it was stopped
+crash: setup  ## kill admin, engine or both at every durable step and bridge call; goes on where it was stopped
 	$(BIN)/python -m tests.crash .crash/fake.jsonl
 	$(BIN)/python -m tests.crash --engine vllm .crash/vllm.jsonl
 

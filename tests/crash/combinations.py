@@ -35,8 +35,8 @@ POINTS: dict[str, list[str]] = {
     "begin": ["ledger.create", *DESCRIBE, *_step("base"), *DIGESTS, *_step("digests"), *_step("loaded")],
 }
 """Operation → failpoints that it passes. `rewind` is a rollback without undo, `replay` follows the death of
-an engine, `settle` that of an admin which had asked for a commit and did not write down how it ended, `abandon`
-that of both at this moment. `begin` is the first start of all."""
+an engine, `settle` that of an admin which had asked for a commit and did not write down how it ended,
+`abandon` that of both at this moment. `begin` is the first start of all."""
 
 VICTIMS = ("admin", "engine", "both")
 

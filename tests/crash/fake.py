@@ -25,6 +25,7 @@ class FakeEngineRig(Rig):
 
     admin_env: Mapping[str, str] = {
         "GRAFT_ENGINE_POLL_S": "0.05",
+        "GRAFT_ENGINE_SEEK_S": "0.05",
         "GRAFT_ENGINE_SETTLE_S": "1",
         "GRAFT_ENGINE_PROBE_S": "5",
         "GRAFT_BLOB_BYTES": "4KiB",

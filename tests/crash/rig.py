@@ -10,6 +10,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,8 @@ class Rig(ABC):
     patience_s = 180.0
     death_s = 3.0
     """How long it can take until a point is reached, once everybody answers."""
+    doubt_s = 1.0
+    """After how long an engine is believed to be of unknown state."""
     numbers: Iterator[int]
     """Names of experts to upload."""
     checkpoints: Iterator[int]
@@ -73,7 +76,7 @@ class Rig(ABC):
     def require_weights(self, state: State, version: int) -> None:
         """Raises Lost unless every rank has just these weights."""
 
-    def learn(self, state: State) -> None:
+    def learn(self, state: State) -> None:  # noqa: B027 - for whoever has a rehearsal
         """The engine is in this state of the rehearsal."""
 
     # -- processes ----------------------------------------------------------------------
@@ -159,17 +162,20 @@ class Rig(ABC):
         """The version, once the service is ready; an engine of unknown state is replaced meanwhile."""
         until = time.monotonic() + self.patience_s
         said = "nothing"
+        unknown_since = time.monotonic()
         while time.monotonic() < until:
-            self.revive()  # a death can come a little after whoever was armed with it went on
+            if self.revive():  # a death can come a little after whoever was armed with it went on
+                unknown_since = time.monotonic()
             answer = self.ask("GET", "/health/ready")
             if answer is None:
                 continue
             if answer.status_code == 200:
                 return str(answer.json()["version"])
             said = answer.text
-            if answer.json()["code"] == "state_unknown":
+            if answer.json()["code"] != "state_unknown":
+                unknown_since = time.monotonic()
+            elif time.monotonic() - unknown_since > self.doubt_s:  # else it may be said of the one before
                 self.kill("engine")
-                self.revive()
             time.sleep(0.02)
         raise Lost(f"not ready: {said}")
 
@@ -263,8 +269,6 @@ class Rig(ABC):
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """The whole group, at once; if its leader is gone, what is left of it."""
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     process.wait()

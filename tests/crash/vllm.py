@@ -30,6 +30,7 @@ class VllmRig(Rig):
     }
     patience_s = 400.0
     death_s = 20.0
+    doubt_s = 3.0
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
