@@ -12,7 +12,7 @@ from typing import Any
 
 from tests.crash.combinations import ON_VLLM, everything
 from tests.crash.fake import FakeEngineRig
-from tests.crash.rig import Lost
+from tests.crash.rig import Lost, Rig
 from tests.crash.table import table
 from tests.crash.trial import Trial
 
@@ -61,11 +61,20 @@ def main() -> int:
 
 def _begin(engine: str) -> Trial:
     folder = Path(tempfile.mkdtemp(prefix="graft-crash-"))
+    rig = _rig(engine, folder)
+    try:
+        return Trial(rig)
+    except BaseException:
+        rig.close()
+        raise
+
+
+def _rig(engine: str, folder: Path) -> Rig:
     if engine == "vllm":
         from tests.crash.vllm import VllmRig  # which imports torch
 
-        return Trial(VllmRig(folder))
-    return Trial(FakeEngineRig(folder))
+        return VllmRig(folder)
+    return FakeEngineRig(folder)
 
 
 def _read(path: Path) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ from blake3 import blake3
 
 from tests.app.test_reload import changed
 from tests.crash.model import State
+from tests.crash.processes import Forked, Process
 from tests.crash.rig import Rig
 from tests.fakes.admin import expert_body, expert_parts
 from tests.fakes.checkpoint import write_checkpoint
@@ -31,11 +32,11 @@ class FakeEngineRig(Rig):
         "GRAFT_BLOB_BYTES": "4KiB",
     }
 
-    def engine_command(self) -> tuple[list[str], Mapping[str, str]]:
+    def launch_engine(self, log: Path) -> Process:
         """The module's own command line."""
         arguments = ["--port", str(self.engine_port), "--ranks", "2"]
         arguments += ["--secret", str(self.secret), "--base", str(self.folder / "base")]
-        return ["-m", "tests.fakes.engine", *arguments], {}
+        return Forked("tests.fakes.engine", arguments, self.failpoints, log)
 
     def expert(self, number: int) -> bytes:
         """Random numbers."""

@@ -4,13 +4,10 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +16,8 @@ import httpx
 from app.listen import listen
 from schemas.bridge import PREFIX
 from tests.crash.model import State
+from tests.crash.processes import Forked, Process
 from tests.fakes.admin import OCTETS
-
-ROOT = Path(__file__).parents[2]
 
 
 class Lost(Exception):
@@ -53,16 +49,16 @@ class Rig(ABC):
         self.secret.write_text("between-us")
         with listen("127.0.0.1", 0) as probe:
             self.engine_port: int = probe.getsockname()[1]
-        self._admin: subprocess.Popen[bytes] | None = None
-        self._engine: subprocess.Popen[bytes] | None = None
+        self._admin: Process | None = None
+        self._engine: Process | None = None
         self._url = ""
         self._starts = 0
 
     # -- what kinds of engines differ in ------------------------------------------------
 
     @abstractmethod
-    def engine_command(self) -> tuple[list[str], Mapping[str, str]]:
-        """Arguments for Python and environment that start the engine on its first checkpoint."""
+    def launch_engine(self, log: Path) -> Process:
+        """An engine on its first checkpoint."""
 
     @abstractmethod
     def expert(self, number: int) -> bytes:
@@ -88,8 +84,8 @@ class Rig(ABC):
 
     def start_engine(self) -> None:
         """Start an engine at the base, and wait until it answers."""
-        arguments, environ = self.engine_command()
-        self._engine = self._start("engine", arguments, environ)
+        self._engine = self.launch_engine(self.folder / f"engine{self._starts}.log")
+        self._name("engine", self._engine)
         self._wait(self._engine_answers, "the engine does not come up")
 
     def start_admin(self) -> None:
@@ -98,35 +94,28 @@ class Rig(ABC):
         arguments += ["--engine", f"http://127.0.0.1:{self.engine_port}"]
         arguments += ["--engine-secret-file", str(self.secret)]
         log = self.folder / f"admin{self._starts}.log"
-        self._admin = self._start("admin", ["-m", "app.cli", *arguments], self.admin_env)
+        self._admin = Forked("app.cli", arguments, self.failpoints | self.admin_env, log)
+        self._name("admin", self._admin)
         self._wait(lambda: self._said(log), "the admin does not come up")
 
+    def _name(self, who: str, process: Process) -> None:
+        """Where failpoints of the other one find it."""
+        (self.folder / f"{who}.pid").write_text(str(process.target))
+
+    @property
+    def failpoints(self) -> dict[str, str]:
+        """The variable that turns them on."""
+        return {"GRAFT_FAILPOINTS": str(self.armed)}
+
     def _said(self, log: Path) -> bool:
-        found = re.search(r"admin: (http://\S+)", log.read_text())
+        found = re.search(r"admin: (http://\S+)", log.read_text()) if log.exists() else None
         if found:
             self._url = found[1]
         # An armed one may die before it says so, and is started again by whoever asks it next.
-        return bool(found) or (self._admin is not None and self._admin.poll() is not None)
-
-    def _start(self, name: str, command: list[str], environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
-        env = {key: value for key, value in os.environ.items() if not key.startswith("GRAFT_")}
-        env |= {**environ, "PYTHONPATH": str(ROOT), "GRAFT_FAILPOINTS": str(self.armed)}
-        with (self.folder / f"{name}{self._starts}.log").open("wb") as log:
-            process = subprocess.Popen(
-                [sys.executable, *command],
-                env=env,
-                cwd=ROOT,
-                stdout=log,
-                stderr=log,
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-        # Its whole group, since an engine can have processes of its own.
-        (self.folder / f"{name}.pid").write_text(str(-process.pid))
-        return process
+        return bool(found) or (self._admin is not None and not self._admin.alive)
 
     def _engine_answers(self) -> bool:
-        if self._engine is not None and self._engine.poll() is not None:
+        if self._engine is not None and not self._engine.alive:
             return True  # killed by an armed admin before it could say a word
         try:
             return self.bridge("GET", "state").status_code == 200
@@ -137,17 +126,17 @@ class Rig(ABC):
         """End one of the two at once."""
         process = self._admin if who == "admin" else self._engine
         assert process
-        _end(process)
+        process.kill()
 
     def revive(self) -> list[str]:
         """Start again who is dead; who that was."""
         assert self._admin and self._engine
         self._starts += 1
         dead = []
-        if self._engine.poll() is not None:
+        if not self._engine.alive:
             dead.append("engine")
             self.start_engine()
-        if self._admin.poll() is not None:
+        if not self._admin.alive:
             dead.append("admin")
             self.start_admin()
         return dead
@@ -183,7 +172,7 @@ class Rig(ABC):
         """End both."""
         for process in (self._admin, self._engine):
             if process:
-                _end(process)
+                process.kill()
 
     # -- questions ------------------------------------------------------------------------
 
@@ -236,7 +225,7 @@ class Rig(ABC):
         def end() -> None:
             for who in ("engine", "admin"):
                 if victim in (who, "both"):
-                    os.killpg(-int((self.folder / f"{who}.pid").read_text()), signal.SIGKILL)
+                    os.kill(int((self.folder / f"{who}.pid").read_text()), signal.SIGKILL)
             armed.unlink()
 
         threading.Timer(int(point.removeprefix("soon.")) / 1000, end).start()
@@ -265,10 +254,3 @@ class Rig(ABC):
                 return
             time.sleep(0.02)
         raise Lost(why)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """The whole group, at once; if its leader is gone, what is left of it."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()

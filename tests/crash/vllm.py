@@ -14,6 +14,7 @@ from app.supervisor import engine_command
 from app.supported import installed_vllm
 from loaders.engine.toy_model import make_toy_gptoss
 from tests.crash.model import State
+from tests.crash.processes import Process, Spawned
 from tests.crash.rig import Rig
 
 EXPERTS = 3
@@ -41,7 +42,7 @@ class VllmRig(Rig):
         make_toy_gptoss(folder / "other", hidden=64, intermediate=96, seed=4)
         self._known: dict[State, tuple[object, object]] = {}
 
-    def engine_command(self) -> tuple[list[str], Mapping[str, str]]:
+    def launch_engine(self, log: Path) -> Process:
         """As `graft serve` would start it."""
         flags = ["--enforce-eager", "--max-model-len", "256"]
         environ = os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "0"}
@@ -51,11 +52,11 @@ class VllmRig(Rig):
             port=self.engine_port,
             vllm_args=flags,
             secret_file=self.secret,
-            log=self.folder / "unused.log",
+            log=log,
             vllm=installed_vllm(),
             environ=environ,
         )
-        return list(command.argv[1:]), command.env
+        return Spawned(command.argv[1:], command.env, log)
 
     @property
     def rehearsal(self) -> list[State]:
