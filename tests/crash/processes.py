@@ -1,8 +1,8 @@
 """Processes to kill: ours, forked from one that has imported their modules, and whatever else."""
 
+import importlib
 import multiprocessing
 import os
-import runpy
 import signal
 import subprocess
 import sys
@@ -32,7 +32,7 @@ class Process(ABC):
 
 
 class Forked(Process):
-    """`python -m module`, without the second that its imports take."""
+    """A module's `main`, without the second that its imports take."""
 
     def __init__(self, module: str, argv: Sequence[str], env: Mapping[str, str], log: Path) -> None:
         self._process = _FORKED.Process(target=_main, args=(module, argv, env, log), daemon=True)
@@ -44,6 +44,11 @@ class Forked(Process):
     def alive(self) -> bool:
         """Whether it still runs."""
         return self._process.is_alive()
+
+    @property
+    def status(self) -> int | None:
+        """With what it has ended, if it has."""
+        return self._process.exitcode
 
     def kill(self) -> None:
         """End it at once."""
@@ -84,4 +89,4 @@ def _main(module: str, argv: Sequence[str], env: Mapping[str, str], log: Path) -
     os.dup2(descriptor, 2)
     os.environ.update(env)
     sys.argv = [module, *argv]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    importlib.import_module(module).main()

@@ -141,6 +141,11 @@ class Rig(ABC):
             self.start_admin()
         return dead
 
+    def admin_status(self) -> int | None:
+        """With what the admin has ended, if it has."""
+        assert isinstance(self._admin, Forked)
+        return self._admin.status
+
     def forget_everything(self) -> None:
         """End both, and remove the state folder."""
         self.kill("admin")

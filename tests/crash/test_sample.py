@@ -47,13 +47,13 @@ def test_a_loss_is_noticed(trial: Trial) -> None:
     right = trial.model.versions[-1]
     trial.model.versions[-1] = State(right.checkpoint, right.expert + 1)
     with pytest.raises(Lost, match="other weights"):
-        trial._agree()
+        trial.agree()
     trial.model.versions[-1] = right
     trial.model.versions.append(right)
     with pytest.raises(Lost, match="is served"):
-        trial._agree()
+        trial.agree()
     trial.model.versions.pop()
-    trial._agree()
+    trial.agree()
 
 
 def test_there_are_enough_combinations() -> None:

@@ -1,7 +1,8 @@
 """One death and what comes after it: the last acknowledged version or the one under way, nothing else."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 import httpx
 
@@ -28,9 +29,9 @@ class Trial:
         rig.wait_ready()
         for state in rig.rehearsal:
             if state.checkpoint != self.model.versions[-1].checkpoint:
-                self._do(self._reloaded(state.checkpoint))
+                self._do(self.reloaded(state.checkpoint))
             if state.expert:
-                self._do(self._uploaded(state.expert))
+                self._do(self.uploaded(state.expert))
             assert self.model.versions[-1] == state
             rig.learn(state)
 
@@ -51,13 +52,13 @@ class Trial:
             "begin": self._begin,
         }[combination.operation]
         reached = operation(point, victim)
-        self._agree()
+        self.agree()
         return "kept" if reached else "not reached"
 
     def _fresh(self) -> None:
         """Two versions to go back to, with their undo."""
         for _ in range(2):
-            self._do(self._uploaded(next(self.rig.numbers)))
+            self._do(self.uploaded(next(self.rig.numbers)))
 
     def _do(self, ask: Ask) -> None:
         """A change that nobody disturbs."""
@@ -67,12 +68,14 @@ class Trial:
     def _key(self) -> str:
         return f"k{next(self._keys)}"
 
-    def _uploaded(self, number: int) -> Ask:
+    def uploaded(self, number: int) -> Ask:
+        """The upload of an expert, which is what is under way from now on."""
         self.model.maybe = self.model.with_expert(number)
         content = self.rig.expert(number)
         return lambda key: self.rig.ask("PUT", "/v1/experts/0/0", key, content=content)
 
-    def _reloaded(self, number: int) -> Ask:
+    def reloaded(self, number: int) -> Ask:
+        """The reload of a checkpoint, which is what is under way from now on."""
         self.model.maybe = State(checkpoint=number)
         body = {"path": str(self.rig.checkpoint(number))}
         return lambda key: self.rig.ask("POST", "/v1/reload", key, json=body)
@@ -92,10 +95,10 @@ class Trial:
         return self._change(point, victim, lambda key: self.rig.ask("POST", f"{path}/commit", key))
 
     def _one_shot(self, point: str, victim: str) -> bool:
-        return self._change(point, victim, self._uploaded(next(self.rig.numbers)))
+        return self._change(point, victim, self.uploaded(next(self.rig.numbers)))
 
     def _reload(self, point: str, victim: str) -> bool:
-        return self._change(point, victim, self._reloaded(next(self.rig.checkpoints)))
+        return self._change(point, victim, self.reloaded(next(self.rig.checkpoints)))
 
     def _rollback(self, point: str, victim: str) -> bool:
         target = self.model.current - 1
@@ -136,7 +139,7 @@ class Trial:
         return self._in_doubt("both", point, victim)
 
     def _in_doubt(self, first: str, point: str, victim: str) -> bool:
-        ask = self._uploaded(next(self.rig.numbers))
+        ask = self.uploaded(next(self.rig.numbers))
         self.rig.arm("bridge.commit.after", first)
         answer = ask(self._key())
         if answer is not None:
@@ -162,11 +165,24 @@ class Trial:
         return reached
 
     def _change(self, point: str, victim: str, ask: Ask) -> bool:
-        """Ask with a death on the way, then once more with the same key: made once or not at all."""
+        """A change with a death on the way; whether anybody died."""
+        reached = False
+
+        @contextmanager
+        def death() -> Iterator[None]:
+            nonlocal reached
+            self.rig.arm(point, victim)
+            yield
+            reached = self.rig.wait_for_death(point)
+
+        self.change(ask, death())
+        return reached
+
+    def change(self, ask: Ask, trouble: AbstractContextManager[object]) -> httpx.Response | None:
+        """Ask in trouble, then once more with the same key: made once or not at all. The first answer."""
         key = self._key()
-        self.rig.arm(point, victim)
-        answer = ask(key)
-        reached = self.rig.wait_for_death(point)
+        with trouble:
+            answer = ask(key)
         self._recover()
         self._learn(answer)
         made = self.model.maybe is None
@@ -183,7 +199,7 @@ class Trial:
         elif again.json()["code"] not in OPTIONAL:
             raise Lost(f"a repeated request was refused: {again.text}")
         self.model.maybe = None
-        return reached
+        return answer
 
     def _recover(self) -> None:
         self.rig.disarm()
@@ -201,7 +217,7 @@ class Trial:
         elif answer is not None and answer.status_code == 200:
             raise Lost(f"version {current + 1} was acknowledged and is gone")
 
-    def _agree(self) -> None:
+    def agree(self) -> None:
         """History, engine and model say the same."""
         self.model.maybe = None
         version = self.rig.wait_ready()
