@@ -58,6 +58,12 @@ def places_between(
     return reset, tuple(rest)
 
 
+def tensors_between(one: Lineage, other: Lineage, root: Callable[[str], str]) -> set[str]:
+    """Tensors whose weights may differ between two lineages over the same base, tied ones by their `root`."""
+    reset, rest = places_between(one, other, root)
+    return {name for name, _ in reset} | {root(write.tensor) for upload in rest for write in upload.writes}
+
+
 def _sliced(uploads: Iterable[StagedUpload], root: Callable[[str], str]) -> set[str]:
     """Tensors that are only ever written by experts' slices, so that each slice stands for itself."""
     writes = [write for upload in uploads for write in upload.writes]

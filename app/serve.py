@@ -224,8 +224,8 @@ class Foreground:
     def _hindrance(self) -> str:
         """Why the engine will not get ready by itself, if so."""
         refusal = self._service.link.refusal
-        hopeless = refusal is not None and refusal.code in (Code.BASE_CHANGED, Code.LEDGER_DAMAGED)
-        return f"not ready: {refusal.detail}" if refusal and hopeless else ""
+        hopeless = (Code.BASE_CHANGED, Code.LEDGER_DAMAGED, Code.VERSION_LOST)
+        return f"not ready: {refusal.detail}" if refusal and refusal.code in hopeless else ""
 
     def _report_death(self, engine: ManagedEngine, status: int | None) -> None:
         errors = Console(stderr=True, markup=False, highlight=False, soft_wrap=True)
