@@ -86,7 +86,6 @@ def test_a_disk_that_fills_up(rig: FakeEngineRig, disk: SmallDisk) -> None:
         answer = trial.change(ask, disk.full(but=pages * PAGE))
         assert answer is not None
         statuses.append(answer.status_code)
-        print(pages, answer.text[:150])
         if answer.status_code != 200:
             assert (answer.status_code, answer.json()["code"]) == (507, "disk_full")
         assert not rig.bridge("GET", "state").json()["paused"]
@@ -112,6 +111,15 @@ def test_a_body_that_does_not_fit(rig: FakeEngineRig, disk: SmallDisk) -> None:
     trial.agree()
 
 
+def test_a_reload_without_room(rig: FakeEngineRig, disk: SmallDisk) -> None:
+    """507 and the old weights; later the same request makes a version."""
+    trial = Trial(rig)
+    answer = trial.change(trial.reloaded(1), disk.full())
+    assert answer is not None
+    assert (answer.status_code, answer.json()["code"]) == (507, "disk_full")
+    trial.agree()
+
+
 def test_a_first_start_without_room(rig: FakeEngineRig, disk: SmallDisk) -> None:
     """One line that says so and a status other than 0; with room the same start works."""
     with disk.full():
@@ -119,5 +127,15 @@ def test_a_first_start_without_room(rig: FakeEngineRig, disk: SmallDisk) -> None
         log = max(rig.folder.glob("admin*.log")).read_text()
         assert rig.admin_status() == 1
         assert re.fullmatch(r"no token is set.*\ngraft: .*no room left on the disk.*\n", log), log
+    rig.revive()
+    assert rig.wait_ready() == "0"
+
+
+def test_a_first_start_whose_ledger_finds_no_room(rig: FakeEngineRig) -> None:
+    """The same without a disk of its own."""
+    (rig.armed / "ledger.create").write_text("full")
+    rig.start()
+    log = max(rig.folder.glob("admin*.log")).read_text()
+    assert (rig.admin_status(), log.count("\n")) == (1, 2) and "no room left on the disk" in log
     rig.revive()
     assert rig.wait_ready() == "0"
