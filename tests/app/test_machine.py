@@ -276,7 +276,7 @@ class Machine(Harness):
 
 
 Machine.TestCase.settings = settings(
-    max_examples=15,
+    max_examples=12,
     stateful_step_count=40,
     deadline=None,
     derandomize=True,
