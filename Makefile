@@ -71,7 +71,8 @@ test-all: setup  ## also what takes longer: every layout on both toys
 	$(BIN)/python -m pytest tests
 
 crash: setup  ## kill admin, engine or both at every durable step and bridge call; goes on where it was stopped
-	$(BIN)/python -m tests.crash .crash/results.jsonl
+	$(BIN)/python -m tests.crash .crash/fake.jsonl
+	$(BIN)/python -m tests.crash --engine vllm .crash/vllm.jsonl
 
 check: setup  ## lint, format, types, import rules
 	$(BIN)/ruff check .

@@ -20,6 +20,8 @@ from app.settings import Settings
 from app.state_folder import StateFolderError, claimed
 from app.supervisor import SECRET_VARIABLE, EngineStartError, engine_command
 from app.supported import UnsupportedVllmError, installed_vllm
+from loaders.staged import refuse_full_disk
+from schemas.problems import ProblemError
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -167,10 +169,12 @@ def _run(settings: Settings, engine: ManagedEngine | None) -> int:
     if _token(settings) is None:
         typer.echo(f"no token is set: every process on this machine can change the weights ({settings.host})")
     try:
-        with claimed(settings.state_dir):
+        with claimed(settings.state_dir), refuse_full_disk():
             return asyncio.run(Foreground(create_app(settings), settings, engine, Console()).run())
     except (AddressError, StateFolderError) as error:
         _refuse(str(error))
+    except ProblemError as error:
+        _refuse(f"{settings.state_dir}: {error.detail}")
 
 
 if __name__ == "__main__":

@@ -99,12 +99,16 @@ class Export:
     """Carries a plan out, file by file."""
 
     def __init__(
-        self, client: EngineClient, plan: Plan, same: Callable[[int], bool], report: Callable[[Shard], None]
+        self,
+        client: EngineClient,
+        plan: Plan,
+        right: Callable[[int, Shard], bool],
+        report: Callable[[Shard], None],
     ) -> None:
-        """The plan has begun; `same`: whether a version has the right weights; `report` hears of files."""
+        """The plan has begun; `right`: whether a version has the file's weights; `report` hears of files."""
         self._client = client
         self._plan = plan
-        self._same = same
+        self._right = right
         self._report = report
 
     async def run(self) -> None:
@@ -126,9 +130,13 @@ class Export:
         entries = sorted(shard.header.entries.values(), key=lambda entry: entry.begin)
         wanted = [ReadTensor(name=entry.name, tensor=entry.name) for entry in entries]
         result = await self._client.read(file, wanted, shard.header.metadata)
-        if not self._same(result.version):
+        if not self._right(result.version, shard):
+            detail = f"Version {result.version} changed tensors of {file.name} before that was written."
             raise ProblemError(
-                Code.VERSION_MOVED, "The engine's weights were changed before all were written."
+                Code.VERSION_MOVED,
+                f"{detail} Export that version, or roll back and commit nothing until the export is done.",
+                version=str(result.version),
+                file=file.name,
             )
         await asyncio.to_thread(_complete, file, shard.path)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from app.engine import EngineClient
 from app.export import Export, Plan
 from app.ledger import Ledger
+from app.lineage import tensors_between
 from app.link import EngineLink
 from app.operations import Operations
 from app.problems import as_problem
@@ -23,6 +24,7 @@ from schemas.operations import ExportProgress, Operation, OperationKind, Operati
 from schemas.problems import Code, ProblemError
 
 _log = logging.getLogger(__name__)
+_RUNNING = OperationState.RUNNING
 
 
 class Exports:
@@ -56,7 +58,7 @@ class Exports:
             raise ProblemError(
                 Code.VERSION_NOT_HELD, "Only weights that the engine runs can be exported; roll back first."
             )
-        if self._running or self._starting:
+        if self._starting or any(self._operations.get(id).state is _RUNNING for id in self._running):
             raise ProblemError(Code.BUSY, "Wait for the export that is under way, or cancel it.")
         self._starting = True
         try:
@@ -76,7 +78,7 @@ class Exports:
     async def cancel(self, id: str) -> Operation:
         """End an export and wait until nothing is left of it. Raises unknown_operation, operation_state."""
         operation = self._operations.get(id)
-        if operation.state is not OperationState.RUNNING:
+        if operation.state is not _RUNNING:
             return operation
         task = self._running.get(id)
         if task is None:
@@ -104,7 +106,9 @@ class Exports:
 
         state, problem = OperationState.DONE, None
         try:
-            await Export(self._client, plan, lambda seen: self._same(version, seen), report).run()
+            await Export(
+                self._client, plan, lambda seen, shard: self._right(version, seen, shard), report
+            ).run()
         except asyncio.CancelledError:
             state = OperationState.CANCELLED
         except Exception as error:  # noqa: BLE001 - whoever follows the operation is told, like any client
@@ -116,6 +120,18 @@ class Exports:
             await self._operations.end(self._operations.get(plan.id).model_copy(update=update))
         finally:
             del self._running[plan.id]
+
+    def _right(self, version: int, seen: int, shard: Shard) -> bool:
+        """Whether the file's tensors are at `seen` what they are at `version`."""
+        if self._same(version, seen):
+            return True
+        try:
+            one, other = self._ledger.lineage(version), self._ledger.lineage(seen)
+        except ProblemError:
+            return False
+        if one is None or other is None:
+            return False
+        return tensors_between(one, other).isdisjoint(shard.header.entries)
 
     def _same(self, version: int, other: int) -> bool:
         """Whether two versions have the same weights; one that is not in the history has others."""
@@ -129,7 +145,7 @@ def _begun(plan: Plan, version: int) -> Operation:
     return Operation(
         id=plan.id,
         kind=OperationKind.EXPORT,
-        state=OperationState.RUNNING,
+        state=_RUNNING,
         created_at=datetime.now(UTC),
         export=ExportProgress(
             version=version,

@@ -33,6 +33,7 @@ _TRY_AGAIN = frozenset(
         Code.DISK_FULL,
         Code.BASE_CHANGED,
         Code.LEDGER_DAMAGED,
+        Code.VERSION_LOST,
         Code.CLIENT_GONE,
         Code.BODY_TIMEOUT,
     }

@@ -55,6 +55,12 @@ def places_between(current: Lineage, target: Lineage) -> tuple[set[Place], Linea
     return reset, tuple(rest)
 
 
+def tensors_between(one: Lineage, other: Lineage) -> set[str]:
+    """Tensors whose weights may differ between two lineages over the same base."""
+    reset, rest = places_between(one, other)
+    return {name for name, _ in reset} | {write.tensor for upload in rest for write in upload.writes}
+
+
 def _sliced(uploads: Iterable[StagedUpload]) -> set[str]:
     """Tensors that are only ever written by experts' slices, so that each slice stands for itself."""
     writes = [write for upload in uploads for write in upload.writes]

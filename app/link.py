@@ -13,7 +13,7 @@ from schemas.problems import Code, ProblemError
 
 _log = logging.getLogger(__name__)
 
-_LASTING = frozenset({Code.STATE_UNKNOWN, Code.BASE_CHANGED, Code.LEDGER_DAMAGED})
+_LASTING = frozenset({Code.STATE_UNKNOWN, Code.BASE_CHANGED, Code.LEDGER_DAMAGED, Code.VERSION_LOST})
 """What looking at the same engine again does not change."""
 
 
@@ -78,7 +78,7 @@ class EngineLink:
         return self.require()
 
     def require_known(self) -> None:
-        """Raises state_unknown, recovering, base_changed, ledger_damaged."""
+        """Raises state_unknown, recovering, base_changed, ledger_damaged, version_lost."""
         if self.refusal is not None:
             raise ProblemError(self.refusal.code, self.refusal.detail, **self.refusal.members)
 

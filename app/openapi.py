@@ -71,6 +71,7 @@ UNREADY = (
     Code.STATE_UNKNOWN,
     Code.BASE_CHANGED,
     Code.LEDGER_DAMAGED,
+    Code.VERSION_LOST,
 )
 """Why the engine can't be changed now."""
 COMMIT = (

@@ -29,6 +29,7 @@ from schemas.versions import VersionKind
 _log = logging.getLogger(__name__)
 
 _STEP_S = 0.02
+ADOPTED = "Such a version lasts if it is exported and reloaded from there while its engine runs."
 
 
 class Recovery:
@@ -65,7 +66,7 @@ class Recovery:
     async def recover(self, engine: Engine) -> None:
         """Have `engine` at the ledger's current version.
 
-        Raises state_unknown if nobody can say what it runs, base_changed, ledger_damaged, and
+        Raises state_unknown if nobody can say what it runs, base_changed, ledger_damaged, version_lost, and
         whatever else keeps it from getting there, after which this can be tried again.
         """
         self._begun = time.monotonic()
@@ -113,6 +114,8 @@ class Recovery:
             await self._base.proved(engine)
         for one in adopted:
             self._ledger.append(one)
+        if adopted:
+            _log.warning("the engine runs version %d, which is not in this ledger. %s", at, ADOPTED)
 
     async def _check_base(self, engine: Engine, current: int) -> None:
         """Raises base_changed if the engine was loaded from another checkpoint than `current` needs."""
@@ -140,8 +143,11 @@ class Recovery:
         """From base to the current version in one step; what was overwritten later is not sent."""
         lineage = self._ledger.lineage(current)
         if lineage is None:
-            detail = f"What version {current} consists of was never known to this ledger"
-            raise ProblemError(Code.LEDGER_DAMAGED, f"{detail}, so it can't be brought back.")
+            detail = (
+                f"Version {current} was met on an engine that is gone, or builds on one that was; what it"
+            )
+            detail = f"{detail} consists of is not in this ledger. {ADOPTED}"
+            raise ProblemError(Code.VERSION_LOST, f"{detail} Begin a new history in another state folder.")
         nbytes = sum(write.values.nbytes for upload in lineage for write in upload.writes)
         self._say(f"{len(lineage)} uploads, {nbytes} bytes: reading")
         uploads = await self._blobs.checked(lineage)

@@ -16,6 +16,7 @@ from app.source import Source
 from loaders.catalogue import Catalogue
 from loaders.folder import CheckpointFolder
 from loaders.header import HeaderLimits
+from loaders.staged import refuse_full_disk
 from schemas.bridge import ReadTensor
 from schemas.problems import Code, ProblemError
 from schemas.transactions import Receipt
@@ -71,7 +72,8 @@ class Reloads:
         if not source.fixed:
             return
         folder = self._settings.read_dir / secrets.token_hex(8)
-        await asyncio.to_thread(folder.mkdir)
+        with refuse_full_disk():
+            await asyncio.to_thread(folder.mkdir)
         file = folder / "fixed.safetensors"
         try:
             wanted = [ReadTensor(name=tensor.name, tensor=tensor.name) for tensor in source.fixed]

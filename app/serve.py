@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import signal
+import socket
 import sys
 import time
 from collections import deque
@@ -80,6 +81,7 @@ class Foreground:
             uvicorn.Config(
                 app,
                 http=BoundedHeads,
+                lifespan="off",  # it is run here, where its failure can be told in a line
                 log_level="warning",
                 access_log=False,
                 server_header=False,
@@ -90,13 +92,13 @@ class Foreground:
     async def run(self) -> int:
         """Serve until a signal comes or a part ends by itself; returns the exit status.
 
-        Raises AddressError if an address is taken.
+        Raises AddressError if an address is taken, ProblemError if the admin can't come up.
         """
         stop = asyncio.create_task(_signalled())
         if self._engine and self._supervisor and not await self._taken_over(self._supervisor):
             require_free(self._engine.host, self._engine.port)
         listener = listen(self._settings.host, self._settings.port)
-        admin = asyncio.create_task(self._server.serve(sockets=[listener]))
+        admin = asyncio.create_task(self._serve(listener))
         try:
             if not await self._started(admin, stop):
                 return 0 if stop.done() else 1
@@ -105,6 +107,10 @@ class Foreground:
         finally:
             await self._end(admin)
             stop.cancel()
+
+    async def _serve(self, listener: socket.socket) -> None:
+        async with self._app.router.lifespan_context(self._app):
+            await self._server.serve(sockets=[listener])
 
     async def _end(self, admin: asyncio.Task[None]) -> None:
         self._server.should_exit = True
@@ -115,9 +121,11 @@ class Foreground:
         admin.cancel()
 
     async def _started(self, admin: asyncio.Task[None], stop: asyncio.Task[None]) -> bool:
-        """Whether the admin answers now; it does not if its start failed or a signal came."""
+        """Whether the admin answers now; it does not if a signal came. Raises what its start raised."""
         while not self._server.started:
             await asyncio.wait({admin, stop}, timeout=0.01, return_when=asyncio.FIRST_COMPLETED)
+            if admin.done():
+                await admin
             if admin.done() or stop.done():
                 return False
         return True
@@ -216,8 +224,8 @@ class Foreground:
     def _hindrance(self) -> str:
         """Why the engine will not get ready by itself, if so."""
         refusal = self._service.link.refusal
-        hopeless = refusal is not None and refusal.code in (Code.BASE_CHANGED, Code.LEDGER_DAMAGED)
-        return f"not ready: {refusal.detail}" if refusal and hopeless else ""
+        hopeless = (Code.BASE_CHANGED, Code.LEDGER_DAMAGED, Code.VERSION_LOST)
+        return f"not ready: {refusal.detail}" if refusal and refusal.code in hopeless else ""
 
     def _report_death(self, engine: ManagedEngine, status: int | None) -> None:
         errors = Console(stderr=True, markup=False, highlight=False, soft_wrap=True)

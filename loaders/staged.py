@@ -43,11 +43,14 @@ def fsync_all(files: Iterable[StagedFile]) -> None:
 
 @contextmanager
 def refuse_full_disk() -> Iterator[None]:
-    """Turn the faults of a full disk or a used-up quota into `disk_full`; others stay `OSError`."""
+    """Turn the faults of a full disk, a used-up quota or a limit on files into `disk_full`.
+
+    Others stay `OSError`.
+    """
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
         raise ProblemError(Code.DISK_FULL, "There is no room left on the disk.") from error
 

@@ -89,6 +89,7 @@ class Code(StrEnum):
     STATE_UNKNOWN = "state_unknown"
     BASE_CHANGED = "base_changed"
     LEDGER_DAMAGED = "ledger_damaged"
+    VERSION_LOST = "version_lost"
     INTERNAL = "internal"
 
 
@@ -163,6 +164,7 @@ STATUS: dict[Code, tuple[int, str]] = {
     Code.STATE_UNKNOWN: (500, "The state of the engine's weights is unknown"),
     Code.BASE_CHANGED: (503, "The base checkpoint is not the one that the history began with"),
     Code.LEDGER_DAMAGED: (503, "What the service keeps on disk is damaged"),
+    Code.VERSION_LOST: (503, "The current version can't be brought back"),
     Code.INTERNAL: (500, "Graft failed"),
 }
 """HTTP status and title of every code."""

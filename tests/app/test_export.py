@@ -17,7 +17,7 @@ import pytest
 from loaders.folder import CheckpointFolder
 from loaders.header import Header, HeaderLimits
 from schemas.problems import Code
-from tests.fakes.admin import Admin, code, running, until
+from tests.fakes.admin import OCTETS, Q_PROJ, Admin, code, q_proj_body, running, until
 from tests.fakes.checkpoint import FILES, OTHERS, write_checkpoint
 from tests.fakes.engine import FakeEngine
 from tests.fakes.safetensors import Part, parse
@@ -122,8 +122,27 @@ async def test_only_what_the_engine_runs(tmp_path: Path) -> None:
         assert code(await export(admin, tmp_path / "models" / "c", 1)) == "version_not_held"
 
 
+async def test_commits_elsewhere_are_not_in_the_way(tmp_path: Path) -> None:
+    """What is written already may change, and what is in other files; the folder is all of its version."""
+    async with serving(tmp_path) as admin:
+        expected = contents(tmp_path / "models" / "served")
+        second = headers(tmp_path / "models" / "served")[1]
+        assert Q_PROJ not in second.entries
+        first = admin.engine.faults.hold_read = asyncio.Event()
+        begun = await export(admin, tmp_path / "models" / "out")
+        await until(lambda: "read" in admin.engine.calls)
+        hold = admin.engine.faults.hold_read = asyncio.Event()
+        first.set()
+        await until(lambda: admin.engine.calls.count("read") == 2)
+        changed = await admin.http.post("/v1/patches", content=q_proj_body(), headers=OCTETS)
+        assert changed.json()["version"] == "1"
+        hold.set()
+        assert (await ended(admin, begun))["state"] == "done"
+        assert contents(tmp_path / "models" / "out") == expected
+
+
 async def test_never_a_mix_of_two_versions(tmp_path: Path) -> None:
-    """A commit between two files ends the export; one that brings the weights back does not."""
+    """A commit to what is not written yet ends the export; one that brings the weights back does not."""
     async with serving(tmp_path) as admin:
         hold = admin.engine.faults.hold_read = asyncio.Event()
         begun = await export(admin, tmp_path / "models" / "out")
@@ -132,6 +151,7 @@ async def test_never_a_mix_of_two_versions(tmp_path: Path) -> None:
         hold.set()
         operation = await ended(admin, begun)
         assert (operation["state"], operation["problem"]["code"]) == ("failed", "version_moved")
+        assert (operation["problem"]["version"], operation["problem"]["file"]) == ("1", FILES[0])
         assert nothing_left(tmp_path)
         hold = admin.engine.faults.hold_read = asyncio.Event()
         begun = await export(admin, tmp_path / "models" / "out", 1)

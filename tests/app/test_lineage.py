@@ -123,4 +123,4 @@ def test_what_does_not_differ_is_left_alone() -> None:
     """An expert that was not touched since is neither put back to the base nor sent again."""
     past = [upload(1, dense("a", 1, 0)), upload(2, dense("b", 2))]
     current = compacted([*past, upload(3, dense("a", 3, 1))])
-    assert places_between(current, tuple(past), str) == ({("a", 1)}, ())
+    assert places_between(current, tuple(past)) == ({("a", 1)}, ())

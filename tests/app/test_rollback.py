@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes.admin import Admin, code, running
+from tests.fakes.admin import Admin, code, running, until
 from tests.fakes.engine import FakeEngine
 
 pytestmark = pytest.mark.anyio
@@ -204,3 +204,40 @@ async def test_an_admin_adopts_the_version_that_the_engine_runs(tmp_path: Path) 
         assert await roll(admin, 0) == 200
         assert bits(engine) == base
         assert await admin.version() == "3"
+
+
+@pytest.mark.parametrize("built_on", [False, True])
+async def test_an_adopted_version_goes_with_its_engine(tmp_path: Path, built_on: bool) -> None:
+    """What it consists of is not known, so a new engine is not called ready; the refusal says what helps."""
+    engine = FakeEngine(ranks=2, base=tmp_path / "models" / "base")
+    async with running(tmp_path / "one", engine=engine) as admin:
+        await admin.commit(seed=1)
+    async with running(tmp_path / "other", engine=engine) as admin:
+        if built_on:
+            await admin.commit(seed=2)
+        engine.restart()
+        await until(lambda: admin.service.link.refusal and admin.settled)
+        answer = await admin.http.get("/health/ready")
+        assert (answer.status_code, code(answer)) == (503, "version_lost")
+        assert "another state folder" in answer.json()["detail"]
+        assert code(await admin.http.post("/v1/transactions")) == "version_lost"
+    async with running(tmp_path / "new", engine=engine) as admin:
+        assert await admin.version() == "0"
+        assert (await admin.commit(seed=3)).status_code == 200
+
+
+async def test_an_adopted_version_that_was_made_to_last(tmp_path: Path) -> None:
+    """Exported and reloaded from there: it is brought back like any other."""
+    engine = FakeEngine(ranks=2, base=tmp_path / "models" / "base")
+    async with running(tmp_path / "one", engine=engine) as admin:
+        await admin.commit(seed=1)
+    async with running(tmp_path / "other", engine=engine) as admin:
+        path = {"path": str(tmp_path / "models" / "kept")}
+        exported = await admin.http.post("/v1/versions/1/export", json=path)
+        await until(lambda: (tmp_path / "models" / "kept").exists())
+        assert (await admin.http.get(exported.headers["location"])).status_code == 200
+        assert (await admin.http.post("/v1/reload", json=path)).json()["version"] == "2"
+        expected = bits(engine)
+        engine.restart()
+        await until(lambda: engine.ranks[0].version == 2 and not admin.service.link.problem)
+        assert bits(engine) == expected != bits(FakeEngine(ranks=2))

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from tests.crash.combinations import POINTS, VICTIMS
+from tests.crash.combinations import VICTIMS
 
 
 def table(results: Mapping[str, str]) -> str:
@@ -12,7 +12,7 @@ def table(results: Mapping[str, str]) -> str:
         "|---|---|---|---|---|---|",
     ]
     total = dict.fromkeys((*VICTIMS, "not reached", "LOST"), 0)
-    for operation in POINTS:
+    for operation in dict.fromkeys(name.split("/")[0] for name in results):
         counts = dict.fromkeys(total, 0)
         for name, result in results.items():
             during, _, victim = name.split("/")

@@ -19,6 +19,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 
 from app.failpoints import Failpoints
+from loaders.staged import refuse_full_disk
 from schemas import bridge
 from schemas.bridge import Outcome, RankError, RankReport
 from schemas.dtypes import Dtype
@@ -370,7 +371,8 @@ class FakeEngine:
             raise ProblemError(self.faults.read, "a fake reason")
         if self.faults.hold_read:
             await self.faults.hold_read.wait()
-        nbytes = write_file(Path(request.path), parts, request.metadata)
+        with refuse_full_disk():
+            nbytes = write_file(Path(request.path), parts, request.metadata)
         return bridge.ReadResult(version=self.ranks[0].version, nbytes=nbytes)
 
     def _pieces(self, rank: Rank, request: bridge.PrepareRequest) -> list[Piece]:

@@ -262,9 +262,8 @@ def run(row: Row, scratch: Path) -> dict[str, Any]:
             if tensor.ndim > 1 and not any(part.isdigit() for part in name.split(".experts.")[1].split(".")):
                 changes[1].append(Write(name, altered(tensor[1], generator), expert=1))
         for writes in changes:
-            writes += [
-                replace(write, tensor=tied) for tied, root in engine.ties.items() for write in writes if write.tensor == root
-            ]
+            for tied, root in engine.ties.items():
+                writes += [replace(write, tensor=tied) for write in writes if write.tensor == root]
             engine.commit(writes)
             for write in writes:
                 write.apply(tensors)
