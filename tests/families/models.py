@@ -160,6 +160,15 @@ def tensors_of(path: Path) -> dict[str, torch.Tensor]:
     return {name: t for file in sorted(path.glob("*.safetensors")) for name, t in load_file(file).items()}
 
 
+def retie(path: Path, out: Path) -> Path:
+    """A copy that holds an output head beside the embedding and equal to it, though the config says tied."""
+
+    def add(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+
+    return change(path, out, add)
+
+
 def shard(path: Path, parts: int = 2) -> None:
     """Spread the folder's one file over several with an index."""
     tensors = tensors_of(path)

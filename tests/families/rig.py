@@ -7,8 +7,10 @@ the folder that this gives.
 import gc
 import json
 import os
+import re
 import sys
 import uuid
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -24,6 +26,7 @@ os.environ |= {
 import torch
 from blake3 import blake3
 from vllm import LLM, SamplingParams
+from vllm.distributed import cleanup_dist_env_and_memory
 
 from schemas.bridge import (
     CommitRequest,
@@ -202,6 +205,7 @@ class Engine:
         self.llm.llm_engine.engine_core.shutdown()
         del self.llm
         gc.collect()
+        cleanup_dist_env_and_memory()
 
 
 @contextmanager
@@ -229,9 +233,23 @@ def sparse(name: str, tensor: torch.Tensor, generator: torch.Generator) -> Write
     return Write(name, altered(tensor.view(-1)[indices], generator), indices=indices)
 
 
-def experts_of(name: str, tensor: torch.Tensor) -> bool:
-    """Whether the checkpoint stacks experts in this tensor."""
-    return "experts" in name and tensor.ndim > 1 and ".experts.0." not in name
+EXPERT = re.compile(r"(?P<stack>.*\.experts)\.(?P<number>\d+)\.")
+"""A tensor of one expert."""
+STACKED = re.compile(r".*(\.experts\.[a-z_]+|block_sparse_moe\.(in|out)put_linear\.weight)$")
+"""A tensor that stacks experts on its first dimension: gpt-oss and Granite."""
+
+
+def one_by_one(names: list[str], tensors: dict[str, torch.Tensor]) -> list[list[Write]]:
+    """The writes of every expert of every layer with its own weights, an expert at a time."""
+    found: dict[tuple[str, int], list[Write]] = defaultdict(list)
+    for name in names:
+        match = EXPERT.match(name)
+        if match:
+            found[match["stack"], int(match["number"])].append(Write(name, tensors[name]))
+        elif STACKED.match(name):
+            for number, own in enumerate(tensors[name]):
+                found[name.rpartition(".experts")[0], number].append(Write(name, own, expert=number))
+    return list(found.values())
 
 
 def run(row: Row, scratch: Path) -> dict[str, Any]:
@@ -249,6 +267,9 @@ def run(row: Row, scratch: Path) -> dict[str, Any]:
         for time in ("identity", "identity_again", "identity_thrice"):
             engine.commit(Write(name, tensors[name]) for name in names)
             found[time] = engine.state() == base
+        for writes in one_by_one(names, tensors):
+            engine.commit(writes)
+        found["experts_one_by_one"] = engine.state() == base
         found["alone"] = {
             name: engine.refused([sparse(name, tensors[name], generator)])
             for name in {*engine.ties, *engine.ties.values()}
@@ -256,11 +277,8 @@ def run(row: Row, scratch: Path) -> dict[str, Any]:
         free = [name for name in names if name not in engine.ties]
         changes = [[sparse(name, tensors[name], generator) for name in free]]
         changes.append([Write(name, altered(tensors[name], generator)) for name in free[::3]])
-        stacked = [name for name in names if ".experts." in name]
-        for name in stacked[::2]:
-            tensor = tensors[name]
-            if tensor.ndim > 1 and not any(part.isdigit() for part in name.split(".experts.")[1].split(".")):
-                changes[1].append(Write(name, altered(tensor[1], generator), expert=1))
+        stacked = [name for name in names if STACKED.match(name)]
+        changes[1] += [Write(name, altered(tensors[name][1], generator), expert=1) for name in stacked[::2]]
         for writes in changes:
             for tied, root in engine.ties.items():
                 writes += [replace(write, tensor=tied) for write in writes if write.tensor == root]

@@ -1,0 +1,67 @@
+"""Which models are tried in which way: a row is a checkpoint, made in code, and how the engine runs it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.families.models import make_family, quantise_w8a8, retie, shard
+
+Make = Callable[[Path], object]
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A row: `make` writes the checkpoint; those that are not `always` run in `make test-all` alone."""
+
+    make: Make
+    options: dict[str, Any] = field(default_factory=dict)
+    always: bool = False
+    refused: str | None = None
+    """Part of the reason with which vLLM refuses to run this at all."""
+
+
+def _family(name: str, dtype: str = "bfloat16") -> Make:
+    return lambda path: make_family(name, path, dtype=dtype)
+
+
+def _w8a8(path: Path) -> None:
+    quantise_w8a8(make_family("llama", path.with_name(f"{path.name}-plain")), path)
+
+
+def _retied(path: Path) -> None:
+    retie(make_family("llama-tied", path.with_name(f"{path.name}-plain")), path)
+
+
+def _sharded(path: Path) -> None:
+    shard(make_family("qwen3-moe", path))
+
+
+_TP2: dict[str, Any] = {"tensor_parallel_size": 2}
+_F32: dict[str, Any] = {"dtype": "float32"}
+
+ROWS: dict[str, Spec] = {
+    "gpt-oss": Spec(_family("gpt-oss")),
+    "gpt-oss float32": Spec(_family("gpt-oss", "float32"), _F32),
+    "gpt-oss float32 run as bfloat16": Spec(_family("gpt-oss", "float32"), always=True),
+    "gpt-oss compiled": Spec(_family("gpt-oss"), {"enforce_eager": False}, always=True),
+    "gpt-oss TP=2": Spec(_family("gpt-oss"), _TP2),
+    "mixtral": Spec(_family("mixtral")),
+    "mixtral run as float32": Spec(_family("mixtral"), _F32),
+    "mixtral TP=2": Spec(_family("mixtral"), _TP2),
+    "qwen3-moe, two files": Spec(_sharded),
+    "qwen3-moe TP=2": Spec(_family("qwen3-moe"), _TP2),
+    "olmoe": Spec(_family("olmoe")),
+    "granite-moe": Spec(_family("granite-moe"), always=True),
+    "deepseek-v2": Spec(_family("deepseek-v2"), always=True),
+    "deepseek-v2 float32": Spec(_family("deepseek-v2", "float32"), _F32),
+    "deepseek-v2 TP=2": Spec(_family("deepseek-v2"), _TP2),
+    "llama": Spec(_family("llama")),
+    "llama compiled": Spec(_family("llama"), {"enforce_eager": False}),
+    "llama tied": Spec(_family("llama-tied")),
+    "llama re-tied": Spec(_retied, always=True),
+    "llama W8A8": Spec(_w8a8, always=True),
+    "llama W8A8 TP=2": Spec(_w8a8, _TP2),
+    "qwen2": Spec(_family("qwen2")),
+    "qwen2 TP=2": Spec(_family("qwen2"), _TP2),
+}

@@ -1,0 +1,111 @@
+"""Every family, layout and dtype: own weights change nothing, changes equal a fresh engine, all comes back.
+
+Tests are named after the reports that Graft was asked from. Rows share a process, as
+importing vLLM takes longer than most of what is done to one.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.families.rows import ROWS
+
+Found = dict[str, Any]
+_ALL = [pytest.param(name, marks=() if spec.always else pytest.mark.long) for name, spec in ROWS.items()]
+
+
+class Rig:
+    """Runs all rows of `make test`, or all others, when the first of them is asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._found: dict[str, Found] = {}
+
+    def row(self, name: str) -> Found:
+        """What was found for the row. Fails the test if it could not be run."""
+        if name not in self._found:
+            always = ROWS[name].always
+            self._run([other for other, spec in ROWS.items() if spec.always is always])
+        found = self._found[name]
+        assert "error" not in found, found["error"]
+        return found
+
+    def _run(self, names: list[str]) -> None:
+        rows = []
+        for name in names:
+            folder = self._folder / name.replace(" ", "-").replace(",", "")
+            ROWS[name].make(folder)
+            rows.append({"name": name, "folder": str(folder), "options": ROWS[name].options})
+        listed = self._folder / f"rows-{len(names)}.json"
+        listed.write_text(json.dumps(rows))
+        log = self._folder / f"rows-{len(names)}.log"
+        with log.open("w") as errors:
+            done = subprocess.run(
+                [sys.executable, "-m", "tests.families.rig", str(listed), str(self._folder)],
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                check=False,
+                cwd=Path(__file__).parents[2],
+                env=os.environ | {"VLLM_CPU_OMP_THREADS_BIND": "0|1"},
+            )
+        for line in done.stdout.splitlines():
+            found = json.loads(line)
+            self._found[found["name"]] = found
+        for name in names:
+            self._found.setdefault(name, {"error": log.read_text()[-3000:]})
+
+
+@pytest.fixture(scope="module")
+def rig(tmp_path_factory: pytest.TempPathFactory) -> Rig:
+    return Rig(tmp_path_factory.mktemp("families"))
+
+
+@pytest.fixture(params=_ALL)
+def found(request: pytest.FixtureRequest, rig: Rig) -> Found:
+    return rig.row(request.param)
+
+
+def test_s1_experts_one_by_one_change_nothing(found: Found) -> None:
+    """Every expert of every layer sent alone with its own weights: the same digests, tokens and logprobs."""
+    assert found["experts_one_by_one"]
+
+
+def test_s2_three_reloads_change_nothing(found: Found) -> None:
+    """The whole checkpoint loaded again, and again, and again: the same digests, tokens and logprobs."""
+    assert (found["identity"], found["identity_again"], found["identity_thrice"]) == (True, True, True)
+
+
+def test_s4_sparse_and_dense_changes_equal_a_fresh_engine(found: Found) -> None:
+    """Every tensor patched sparsely, a third of them and some experts replaced: as if loaded so."""
+    assert found["changes_answers"]
+    assert found["differ"] == [] and found["digests_as_fresh"] and found["answers_as_fresh"]
+
+
+def test_s4_every_runtime_tensor_was_reached(found: Found) -> None:
+    """After a patch to every checkpoint tensor only constants are as they were."""
+    constants = ("_k_scale", "_v_scale", "_q_scale", "_prob_scale", "_k_scale_cpu", "_v_scale_cpu")
+    assert [name for name in found["unmoved"] if not name.endswith(constants)] == []
+
+
+def test_s5_again_and_again_and_back(found: Found) -> None:
+    """Ten commits in a row on one tensor, of several kinds, and back; then back to the start: bit for bit."""
+    assert found["ten_on_one_and_back"]
+    assert found["rollback"]
+
+
+def test_nothing_is_refused(found: Found) -> None:
+    """Every checkpoint tensor of the row can be updated."""
+    assert found["refused"] == {}
+
+
+def test_one_of_two_tied_tensors_alone_is_refused(rig: Rig) -> None:
+    """Where the engine tied what the checkpoint holds twice, changing one of them is refused by its code."""
+    alone = rig.row("llama re-tied")["alone"]
+    assert sorted(alone) == ["lm_head.weight", "model.embed_tokens.weight"]
+    assert all("tied_tensor" in reason for reason in alone.values())
