@@ -16,8 +16,10 @@ from app.records import Ticket
 from app.service import Service
 from app.transactions import IDLE, Accepted, Transaction
 from loaders.catalogue import Catalogue
+from loaders.refusal import fixed, refuse_any
 from loaders.staged import StagedFile
 from loaders.upload import CheckedUpload, check_batch, check_expert
+from schemas.problems import Code
 from schemas.transactions import State, TransactionOptions, Upload, UploadKind
 
 
@@ -30,8 +32,11 @@ class ExpertBody:
     partial: bool
 
     def check_place(self, catalogue: Catalogue) -> None:
-        """Raises unknown_expert."""
-        catalogue.experts(self.layer, self.expert)
+        """Raises unknown_expert, and tensor_unsupported if whatever the body is it has to be refused."""
+        slots = catalogue.experts(self.layer, self.expert).slots
+        faults = [found for slot in slots for found in fixed(slot.upload.name, slot.place.tensor)]
+        if not self.partial or len(faults) == len(slots):
+            refuse_any(Code.TENSOR_UNSUPPORTED, faults)
 
     def check(self, file: StagedFile, catalogue: Catalogue, allow_nonfinite: bool) -> CheckedUpload:
         """Blocking; raises what `check_expert` does."""

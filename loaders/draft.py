@@ -6,10 +6,9 @@ from math import prod
 
 from loaders.catalogue import Place
 from loaders.header import TensorEntry
-from loaders.refusal import Fault, fault, refuse_any, shown
+from loaders.refusal import Fault, fault, fixed, refuse_any, shown
 from schemas.bridge import IndexSpan, Span, TensorWrite
 from schemas.dtypes import Dtype
-from schemas.model import Treatment
 from schemas.problems import Code
 
 
@@ -48,10 +47,7 @@ def check_form(drafts: Sequence[Draft]) -> None:
 
 def _unsupported(drafts: Sequence[Draft]) -> Iterator[Fault]:
     for draft in drafts:
-        tensor = draft.place.tensor
-        if tensor.treatment is Treatment.UNSUPPORTED:
-            reason = tensor.reason or "the engine gives no reason"
-            yield fault(draft.where, f"{tensor.name} cannot be updated: {reason}", reason=reason)
+        yield from fixed(draft.where, draft.place.tensor)
 
 
 def _wrong_dtypes(drafts: Sequence[Draft]) -> Iterator[Fault]:

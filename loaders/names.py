@@ -17,6 +17,8 @@ STREAMING = {
 }
 """Last part of a stacked expert tensor's checkpoint name → vLLM's streaming names for one expert's slice."""
 
+_STACKS = ("block_sparse_moe.input_linear.weight", "block_sparse_moe.output_linear.weight")
+"""Ends of names of stacked expert tensors that do not say so (Granite)."""
 _INSERTED = frozenset(("routed_experts", "base_layer"))
 _NEIGHBOURS = 8
 _NEAREST = 3
@@ -39,6 +41,10 @@ def canonical(name: str) -> str:
 
 def parse_expert(name: str) -> ExpertName | None:
     """The parts of a canonical name that belongs to one expert or to a stack of them, else none."""
+    if name.endswith(_STACKS):
+        group, _, last = name.rpartition(".block_sparse_moe.")
+        layer = _layer(group)
+        return None if layer is None else ExpertName(f"{group}.block_sparse_moe", layer, None, last)
     group, found, rest = name.rpartition(".experts.")
     layer = _layer(group)
     if not found or layer is None:

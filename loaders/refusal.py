@@ -1,9 +1,10 @@
 """How a body from outside is quoted and its faults are listed in a refusal: bounded, whatever was sent."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
+from schemas.model import CheckpointTensor, Treatment
 from schemas.problems import Code, ProblemError
 
 Fault = dict[str, Any]
@@ -25,6 +26,13 @@ def shown(name: str) -> str:
 def fault(name: str, detail: str, **members: Any) -> Fault:
     """One fault of the tensor or patch `name`."""
     return {"name": clip(name), "detail": detail, **members}
+
+
+def fixed(name: str, tensor: CheckpointTensor) -> Iterator[Fault]:
+    """The fault of a tensor that cannot be updated, if it cannot."""
+    if tensor.treatment is Treatment.UNSUPPORTED:
+        reason = tensor.reason or "the engine gives no reason"
+        yield fault(name, f"{tensor.name} cannot be updated: {reason}", reason=reason)
 
 
 def listed(code: Code, faults: Sequence[Fault], count: int | None = None) -> ProblemError:

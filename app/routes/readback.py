@@ -2,7 +2,7 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Sequence
 from typing import BinaryIO
 
 from fastapi import APIRouter, Response
@@ -31,13 +31,11 @@ _READ = (Code.ENGINE_UNAVAILABLE, Code.BUSY, Code.TENSOR_UNSUPPORTED, Code.DISK_
 async def read_expert(layer: Ordinal, expert: Ordinal, service: ServiceDep) -> Response:
     """One expert as an upload would have it, all of one version."""
     slots = service.link.require().catalogue.experts(layer, expert).slots
-    return await _read(
-        service,
-        (
-            ReadTensor(name=slot.upload.name, tensor=slot.place.tensor.name, expert=slot.place.expert)
-            for slot in slots
-        ),
-    )
+    wanted = [
+        ReadTensor(name=slot.upload.name, tensor=slot.place.tensor.name, expert=slot.place.expert)
+        for slot in slots
+    ]
+    return await _read(service, wanted, lossless=all(slot.place.tensor.lossless for slot in slots))
 
 
 @router.get(
@@ -53,7 +51,8 @@ async def read_tensor(name: str, service: ServiceDep) -> Response:
     except ProblemError as error:
         # In a path a name is an id, so it is "not found" rather than wrong content.
         return respond(error, status=404 if error.code is Code.UNKNOWN_TENSOR else None)
-    return await _read(service, [ReadTensor(name=tensor.name, tensor=tensor.name)])
+    wanted = [ReadTensor(name=tensor.name, tensor=tensor.name)]
+    return await _read(service, wanted, lossless=tensor.lossless)
 
 
 @router.get("/digests", response_model=DigestsResult, responses=problems(Code.ENGINE_UNAVAILABLE, Code.BUSY))
@@ -63,10 +62,12 @@ async def digests(service: ServiceDep, prefix: str = "") -> DigestsResult:
     return await service.client.digests(prefix)
 
 
-async def _read(service: Service, tensors: Iterable[ReadTensor]) -> Response:
+async def _read(service: Service, tensors: Sequence[ReadTensor], *, lossless: bool) -> Response:
+    """All weights are read where the kernels read them; what was cast on its way there may have lost bits."""
+    origin = {"graft.read_from": "engine", "graft.lossless": str(lossless).lower()}
     path = service.settings.read_dir / f"{secrets.token_hex(8)}.safetensors"
     try:
-        result = await service.client.read(path, tuple(tensors))
+        result = await service.client.read(path, tensors, origin)
         file = await asyncio.to_thread(path.open, "rb")
     finally:
         # The open file outlives its name, so nothing is left however the answer ends.

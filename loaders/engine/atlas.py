@@ -13,11 +13,12 @@ from typing import Any
 import torch
 from torch import nn
 from vllm.config import VllmConfig
+from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 
 from loaders.engine.checkpoint import CHECKPOINT_DTYPE, Checkpoint
 from loaders.engine.dependents import Assembly, assemblies, collect_all
 from loaders.engine.hidden import hidden_copies
-from loaders.engine.kind import Kind, learn, own_parameters, signature
+from loaders.engine.kind import Kind, learn, own_parameters, signature, unsupported
 from loaders.engine.layout import Layout
 from loaders.engine.provenance import Region
 from loaders.engine.spot import Spot, identity
@@ -113,7 +114,7 @@ def build_atlas(
     """Build twin, trace and treatments for the model that this worker serves."""
     twin = build_twin(vllm_config, live)
     traced = trace(twin, checkpoint.tensors)
-    closures = _closures(workshop, live, twin)
+    closures = _closures(vllm_config, workshop, live, twin)
     targets = {
         closure.target(path): span(tensor)
         for closure in closures.values()
@@ -149,7 +150,16 @@ def build_atlas(
     )
 
 
-def _closures(workshop: Workshop, live: nn.Module, twin: nn.Module) -> dict[str, Closure]:
+def _kind_of(vllm_config: VllmConfig, workshop: Workshop, assembly: Assembly) -> Kind:
+    """Learned, unless where the module's weights are changes behind Graft's back."""
+    if vllm_config.parallel_config.enable_eplb and isinstance(assembly.module, RoutedExperts):
+        return unsupported(assembly.module, "expert load balancing (EPLB) moves experts between slots")
+    return learn(workshop, assembly)
+
+
+def _closures(
+    vllm_config: VllmConfig, workshop: Workshop, live: nn.Module, twin: nn.Module
+) -> dict[str, Closure]:
     kinds: dict[object, Kind] = {}
     first_names: dict[int, str] = {}
     for name, parameter in twin.named_parameters(remove_duplicate=False):
@@ -159,7 +169,7 @@ def _closures(workshop: Workshop, live: nn.Module, twin: nn.Module) -> dict[str,
     for name, assembly in assemblies(twin).items():
         key = signature(assembly)
         if key not in kinds:
-            kinds[key] = learn(workshop, assembly)
+            kinds[key] = _kind_of(vllm_config, workshop, assembly)
         living = assembly.like(live_modules, name)
         closures[name] = Closure(
             name,

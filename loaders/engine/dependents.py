@@ -31,8 +31,13 @@ class Assembly:
 
     def like(self, model_modules: dict[str, nn.Module], name: str) -> "Assembly":
         """The modules of the same names in another model."""
-        dependents = tuple((other, model_modules[other]) for other, _ in self.dependents)
-        return Assembly(model_modules[name], dependents)
+        dependents = tuple((other, _unwrapped(model_modules, other)) for other, _ in self.dependents)
+        return Assembly(_unwrapped(model_modules, name), dependents)
+
+
+def _unwrapped(modules: dict[str, nn.Module], name: str) -> nn.Module:
+    """The module of that name; LoRA puts a layer in its place and keeps it as `base_layer`."""
+    return modules.get(f"{name}.base_layer", modules[name])
 
 
 def collect_all(assembly: Assembly) -> ModuleState:

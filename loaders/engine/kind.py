@@ -101,8 +101,13 @@ def learn(workshop: Workshop, twin: Assembly) -> Kind:
     try:
         return _Bench(workshop, twin).learn()
     except (NoProbe, ValueError) as error:
-        unsupported = ParameterKind(Treatment.UNSUPPORTED, (), str(error))
-        return Kind(dict.fromkeys(parameters, unsupported), (), {})
+        return unsupported(twin.module, str(error))
+
+
+def unsupported(twin: nn.Module, reason: str) -> Kind:
+    """The kind of a module that is not touched."""
+    refused = ParameterKind(Treatment.UNSUPPORTED, (), reason)
+    return Kind(dict.fromkeys(own_parameters(twin), refused), (), {})
 
 
 class _Bench:

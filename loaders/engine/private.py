@@ -71,5 +71,6 @@ class _Copier:
         clone = copy(value)
         self.made[id(value)] = clone
         if clone is not value:
-            clone.__dict__ = {name: self.of(item) for name, item in vars(value).items()}
+            # Past the guard of frozen dataclasses, which vLLM's configurations of kernels are.
+            object.__setattr__(clone, "__dict__", {name: self.of(item) for name, item in vars(value).items()})
         return clone

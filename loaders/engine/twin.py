@@ -61,7 +61,20 @@ def build_twin(vllm_config: VllmConfig, live: nn.Module) -> nn.Module:
     with set_default_torch_dtype(vllm_config.model_config.dtype), _FactoriesOnMeta():
         twin: nn.Module = initialize_model(vllm_config=config, model_config=vllm_config.model_config)
     _refuse_sharing(twin, live)
+    _unwrap_loaders(twin)
     return twin
+
+
+def _unwrap_loaders(twin: nn.Module) -> None:
+    """Online quantisation processes a layer when its last weight is loaded; the twin only loads.
+
+    vLLM 0.32 wraps the loaders of such layers. Without the wrapper they load what the
+    checkpoint holds, and processing is run where it is wanted.
+    """
+    for parameter in twin.parameters():
+        loaded: Any = parameter
+        while getattr(getattr(loaded, "weight_loader", None), "__name__", "") == "online_process_loader":
+            loaded.weight_loader = loaded.weight_loader.__wrapped__
 
 
 def _refuse_sharing(twin: nn.Module, live: nn.Module) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.model_executor.layers.linear import LinearBase
@@ -29,6 +30,22 @@ class NoProbe(Exception):
     """There is no known way to run this kind of module on its own."""
 
 
+class CollectiveProcessing(ValueError):
+    """Processing exchanges something between ranks, which may not be at it at the same time."""
+
+
+class _WithoutCollectives(TorchDispatchMode):
+    """Refuses operations that wait for other ranks."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        namespace, _, name = func._schema.name.partition("::")
+        if namespace in ("c10d", "_c10d_functional", "vllm") or name.startswith("shm_"):
+            raise CollectiveProcessing(f"its processing needs all ranks at once ({func._schema.name})")
+        return func(*args, **(kwargs or {}))
+
+
 class Workshop:
     """Makes and runs private copies of twin modules."""
 
@@ -45,10 +62,12 @@ class Workshop:
         """A private copy of `twin` loaded with `values` and processed after loading.
 
         `values` are given away: processing may write into them. The twin stays as it is.
+
+        Raises CollectiveProcessing if the ranks would have to do it together.
         """
         clone = _materialised(twin.module, values)
         method = quant_method(clone)
-        with self._context():
+        with self._context(), _WithoutCollectives():
             if method is not None:
                 method.process_weights_after_loading(clone)
             instead = {id(twin.module): clone}

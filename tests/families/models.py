@@ -147,7 +147,7 @@ def change(path: Path, out: Path, alter: Callable[[dict[str, torch.Tensor]], Non
     """A copy of the folder with tensors altered in place, in one file."""
     with new_folder(out) as folder:
         for file in path.iterdir():
-            if "safetensors" not in file.name:
+            if file.is_file() and "safetensors" not in file.name:
                 (folder / file.name).write_bytes(file.read_bytes())
         tensors = tensors_of(path)
         alter(tensors)
@@ -158,6 +158,30 @@ def change(path: Path, out: Path, alter: Callable[[dict[str, torch.Tensor]], Non
 def tensors_of(path: Path) -> dict[str, torch.Tensor]:
     """All tensors of a checkpoint folder."""
     return {name: t for file in sorted(path.glob("*.safetensors")) for name, t in load_file(file).items()}
+
+
+def add_adapter(path: Path, *, rank: int = 8) -> Path:
+    """Put a seeded LoRA adapter for the attention and the MLP into the folder."""
+    generator = torch.Generator().manual_seed(9)
+    tensors = {}
+    for name, weight in tensors_of(path).items():
+        if name.endswith("proj.weight"):
+            prefix = f"base_model.model.{name.removesuffix('.weight')}"
+            for part, shape in (("A", (rank, weight.shape[1])), ("B", (weight.shape[0], rank))):
+                noise = torch.randn(shape, generator=generator) * 0.3
+                tensors[f"{prefix}.lora_{part}.weight"] = noise.to(torch.bfloat16)
+    targets = sorted({name.split(".")[-3] for name in tensors})
+    config = {
+        "peft_type": "LORA",
+        "r": rank,
+        "lora_alpha": 2 * rank,
+        "target_modules": targets,
+        "bias": "none",
+    }
+    (path / "adapter").mkdir()
+    save_file(tensors, path / "adapter" / "adapter_model.safetensors")
+    (path / "adapter" / "adapter_config.json").write_text(json.dumps(config))
+    return path
 
 
 def retie(path: Path, out: Path) -> Path:

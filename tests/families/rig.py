@@ -27,6 +27,7 @@ import torch
 from blake3 import blake3
 from vllm import LLM, SamplingParams
 from vllm.distributed import cleanup_dist_env_and_memory
+from vllm.lora.request import LoRARequest
 
 from schemas.bridge import (
     CommitRequest,
@@ -38,6 +39,7 @@ from schemas.bridge import (
     TensorWrite,
 )
 from schemas.dtypes import Dtype
+from tests.families import reference
 from tests.families.models import change, tensors_of
 
 PROMPTS = ([10, 20, 30, 40, 50], [7, 3, 9, 200, 41] * 30)
@@ -52,6 +54,12 @@ class Row:
     name: str
     folder: Path
     options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def adapter(self) -> Path | None:
+        """A LoRA adapter beside the weights, if there is one."""
+        adapter = self.folder / "adapter"
+        return adapter if adapter.is_dir() else None
 
 
 @dataclass(frozen=True)
@@ -77,7 +85,9 @@ class Write:
 class Engine:
     """An engine in this process with Graft's worker extension, and what its ranks answer."""
 
-    def __init__(self, folder: Path, scratch: Path, options: dict[str, Any]) -> None:
+    def __init__(
+        self, folder: Path, scratch: Path, options: dict[str, Any], adapter: Path | None = None
+    ) -> None:
         self._scratch = scratch
         self.llm = LLM(
             str(folder),
@@ -86,6 +96,7 @@ class Engine:
             worker_extension_cls="loaders.engine.worker.GraftWorker",
             **({"enforce_eager": True} | options),
         )
+        self.adapter = LoRARequest("adapter", 1, str(adapter)) if adapter else None
         self.version = 0
         self.rpc("graft_begin")
         views = [value["tensors"] for value in self.rpc("graft_describe")]
@@ -186,10 +197,13 @@ class Engine:
         }
 
     def answers(self) -> list[Any]:
-        """Greedy tokens and their logprobs, nothing cached."""
+        """Greedy tokens and their logprobs, nothing cached; by the adapter too, if there is one."""
         self.llm.reset_prefix_cache()
         sampling = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True, logprobs=1)
-        outputs = self.llm.generate([{"prompt_token_ids": p} for p in PROMPTS], sampling, use_tqdm=False)
+        prompts = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
+        outputs = self.llm.generate(prompts, sampling, use_tqdm=False)
+        if self.adapter:
+            outputs += self.llm.generate(prompts, sampling, use_tqdm=False, lora_request=self.adapter)
         return [
             (token, position[token].logprob)
             for output in outputs
@@ -204,18 +218,20 @@ class Engine:
         """End it, so that another can start."""
         self.llm.llm_engine.engine_core.shutdown()
         del self.llm
-        gc.collect()
-        cleanup_dist_env_and_memory()
 
 
 @contextmanager
 def engine_on(row: Row, folder: Path, scratch: Path) -> Iterator[Engine]:
     """An engine for a while."""
-    engine = Engine(folder, scratch, row.options)
     try:
-        yield engine
+        engine = Engine(folder, scratch, row.options, row.adapter)
+        try:
+            yield engine
+        finally:
+            engine.close()
     finally:
-        engine.close()
+        gc.collect()
+        cleanup_dist_env_and_memory()
 
 
 def altered(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
@@ -317,6 +333,7 @@ def main(rows: Path, scratch: Path) -> None:
     """Run the rows of a JSON file; one line of JSON for each."""
     out = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    reference.install()
     for item in json.loads(rows.read_text()):
         row = Row(item["name"], Path(item["folder"]), item["options"])
         try:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.families.models import make_family, quantise_w8a8, retie, shard
+from tests.families.models import add_adapter, make_family, quantise_w8a8, retie, shard
 
 Make = Callable[[Path], object]
 
@@ -33,6 +33,10 @@ def _retied(path: Path) -> None:
     retie(make_family("llama-tied", path.with_name(f"{path.name}-plain")), path)
 
 
+def _adapted(path: Path) -> None:
+    add_adapter(make_family("llama", path))
+
+
 def _sharded(path: Path) -> None:
     shard(make_family("qwen3-moe", path))
 
@@ -58,6 +62,8 @@ ROWS: dict[str, Spec] = {
     "deepseek-v2 TP=2": Spec(_family("deepseek-v2"), _TP2),
     "llama": Spec(_family("llama")),
     "llama compiled": Spec(_family("llama"), {"enforce_eager": False}),
+    "llama with a LoRA adapter": Spec(_adapted, {"enable_lora": True, "max_lora_rank": 8}, always=True),
+    "llama quantised online to fp8": Spec(_family("llama"), {"quantization": "fp8"}, always=True),
     "llama tied": Spec(_family("llama-tied")),
     "llama re-tied": Spec(_retied, always=True),
     "llama W8A8": Spec(_w8a8, always=True),
