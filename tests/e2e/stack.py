@@ -37,10 +37,12 @@ class Stack:
     folder: Path
     cores: str = "0"
     """CPU cores of the ranks, `|` between them; engines on the same cores wait for each other."""
+    variables: dict[str, str] = field(default_factory=dict)
+    """Of the environment, beside those that every stack has."""
     admin: str = ""
     inference: str = ""
     process: subprocess.Popen[bytes] | None = None
-    http: httpx.Client = field(default_factory=lambda: httpx.Client(timeout=120))
+    http: httpx.Client = field(default_factory=lambda: httpx.Client(timeout=300))
 
     @property
     def ranks(self) -> int:
@@ -75,6 +77,7 @@ class Stack:
             "VLLM_CPU_KVCACHE_SPACE": "1",
             "VLLM_CPU_OMP_THREADS_BIND": self.cores,
             "GRAFT_UNDO_BYTES": "3GiB",
+            **self.variables,
         }
         with (self.folder / "serve.log").open("ab") as log:
             self.process = subprocess.Popen(
@@ -214,6 +217,19 @@ class Stack:
             for rank in answer["ranks"]
             for tensor in rank["tensors"]
         }
+
+    def arm(self, failpoint: str, what: str = "") -> None:
+        """Have a failpoint of a worker fire once: it fails, or does `what`."""
+        (self.folder / "armed").write_text(what)
+        (self.folder / "armed").rename(self.failpoints / failpoint)
+
+    def export(self, version: int, path: Path) -> None:
+        """Write a version's weights as a checkpoint folder."""
+        begun = self.call("POST", f"/v1/versions/{version}/export", json={"path": str(path)})
+        assert begun.status_code == 202, begun.text
+        while (state := self.json("GET", begun.headers["location"])["state"]) == "running":
+            time.sleep(0.05)
+        assert state == "done"
 
     def staged_files(self) -> list[Path]:
         return [path for path in (self.folder / "state" / "staged").rglob("*") if path.is_file()]
