@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +27,14 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+def until(condition: Callable[[], bool], seconds: float = 120) -> None:
+    """Wait for `condition`."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come about"
+        time.sleep(0.02)
 
 
 @dataclass
@@ -227,9 +235,9 @@ class Stack:
         """Write a version's weights as a checkpoint folder."""
         begun = self.call("POST", f"/v1/versions/{version}/export", json={"path": str(path)})
         assert begun.status_code == 202, begun.text
-        while (state := self.json("GET", begun.headers["location"])["state"]) == "running":
-            time.sleep(0.05)
-        assert state == "done"
+        where = begun.headers["location"]
+        until(lambda: self.json("GET", where)["state"] != "running")
+        assert self.json("GET", where)["state"] == "done"
 
     def staged_files(self) -> list[Path]:
         return [path for path in (self.folder / "state" / "staged").rglob("*") if path.is_file()]

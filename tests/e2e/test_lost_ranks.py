@@ -1,5 +1,8 @@
 """One of two ranks hangs or dies: nothing is half done, and what was acknowledged is served again."""
 
+import json
+import os
+import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +15,7 @@ import torch
 from loaders.engine.toy_model import make_toy_gptoss
 from tests.e2e.bodies import batch, plain
 from tests.e2e.conftest import Stacks
-from tests.e2e.stack import Answer, Stack
+from tests.e2e.stack import Answer, Stack, until
 from tests.e2e.weights import Weights
 
 pytestmark = pytest.mark.long
@@ -23,6 +26,7 @@ BOUNDS = {
     "GRAFT_ENGINE_COMMIT_S": "15",
     "GRAFT_ENGINE_ANSWER_S": "10",
     "GRAFT_ENGINE_SETTLE_S": "5",
+    "GRAFT_ENGINE_HANG_S": "30",
 }
 
 
@@ -73,6 +77,21 @@ def await_version(stack: Stack, version: int) -> None:
     raise AssertionError(f"not ready again:\n{stack.log}")
 
 
+def workers(stack: Stack) -> list[int]:
+    """Process ids of the engine's ranks: of those in its group that call themselves workers."""
+    group = json.loads((stack.folder / "state" / "engine.json").read_text())["pid"]
+    found = []
+    for process in (int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()):
+        try:
+            ours = os.getpgid(process) == group
+            name = Path(f"/proc/{process}/comm").read_text()
+        except (ProcessLookupError, FileNotFoundError):
+            continue
+        if ours and name.startswith("VLLM::Worker"):
+            found.append(process)
+    return sorted(found)
+
+
 def prepared(stack: Stack) -> list[int]:
     """How much each rank holds prepared."""
     stack.call("GET", "/health/ready")  # makes the admin look
@@ -97,9 +116,8 @@ def test_a_rank_that_hangs_in_prepare(stack: Stack, body: bytes) -> None:
     with ThreadPoolExecutor(1) as pool, stack.transaction() as transaction:
         transaction.patches(body)
         commit = pool.submit(transaction.commit)
-        while (stack.failpoints / "prepare@1").exists():
-            time.sleep(0.05)
-        assert seen(stack) == before and not commit.done()
+        until(lambda: not (stack.failpoints / "prepare@1").exists())
+        assert stack.complete(PROMPTS[0]) == before[0][0] and not commit.done()
         answer = commit.result()
         assert (answer.status_code, answer.json()["code"]) == (503, "prepare_failed"), answer.text
         assert stack.json("GET", f"/v1/transactions/{transaction.id}")["state"] == "open"
@@ -126,5 +144,17 @@ def test_a_rank_that_is_lost_in_commit(
     assert seen(stack) == before
     view = stack.json("GET", f"/v1/transactions/{transaction.id}")
     assert (view["state"], view["problem"]["code"]) == ("failed", "commit_undone")
-    assert "the state of the engine's weights is unknown" in stack.log or "the engine ended" in stack.log
     check_works(stack, body, f"after a rank that did {what}")
+
+
+def test_a_rank_that_hangs_outside_of_a_commit(stack: Stack, model: Path, body: bytes) -> None:
+    """Nothing is answered any more: the engine is replaced and replayed."""
+    version = halve(stack, model, 2)
+    before, ranks = seen(stack), workers(stack)
+    assert len(ranks) == 2
+    os.kill(ranks[1], signal.SIGSTOP)
+    until(lambda: "the engine has answered nothing for" in stack.log)
+    await_version(stack, version)
+    assert not set(workers(stack)) & set(ranks)
+    assert seen(stack) == before
+    check_works(stack, body, "after a rank that hung")

@@ -1,8 +1,7 @@
 """Running requests in every mode, reload and export: a toy gpt-oss of two files behind `graft serve`."""
 
 import json
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from loaders.engine.toy_model import make_toy_gptoss
 from tests.e2e.bodies import Dense, batch
 from tests.e2e.conftest import Stacks
-from tests.e2e.stack import Answer, Stack
+from tests.e2e.stack import Answer, Stack, until
 from tests.e2e.weights import Weights, same_bits
 
 pytestmark = pytest.mark.long
@@ -162,13 +161,6 @@ def paused(stack: Stack) -> bool:
     """Whether generation is, as the admin last saw it; asking whether it is ready makes it look."""
     stack.call("GET", "/health/ready")
     return bool(stack.json("GET", "/v1/status")["engine"]["paused"])
-
-
-def until(condition: Callable[[], bool], seconds: float = 120) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about"
-        time.sleep(0.02)
 
 
 def test_recompute_loses_nobody(stack: Stack, body: bytes, pool: ThreadPoolExecutor) -> None:
