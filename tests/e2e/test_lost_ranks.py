@@ -1,6 +1,5 @@
 """One of two ranks hangs or dies: nothing is half done, and what was acknowledged is served again."""
 
-import json
 import os
 import signal
 import time
@@ -77,21 +76,6 @@ def await_version(stack: Stack, version: int) -> None:
     raise AssertionError(f"not ready again:\n{stack.log}")
 
 
-def workers(stack: Stack) -> list[int]:
-    """Process ids of the engine's ranks: of those in its group that call themselves workers."""
-    group = json.loads((stack.folder / "state" / "engine.json").read_text())["pid"]
-    found = []
-    for process in (int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()):
-        try:
-            ours = os.getpgid(process) == group
-            name = Path(f"/proc/{process}/comm").read_text()
-        except (ProcessLookupError, FileNotFoundError):
-            continue
-        if ours and name.startswith("VLLM::Worker"):
-            found.append(process)
-    return sorted(found)
-
-
 def prepared(stack: Stack) -> list[int]:
     """How much each rank holds prepared."""
     stack.call("GET", "/health/ready")  # makes the admin look
@@ -150,11 +134,11 @@ def test_a_rank_that_is_lost_in_commit(
 def test_a_rank_that_hangs_outside_of_a_commit(stack: Stack, model: Path, body: bytes) -> None:
     """Nothing is answered any more: the engine is replaced and replayed."""
     version = halve(stack, model, 2)
-    before, ranks = seen(stack), workers(stack)
+    before, ranks = seen(stack), stack.processes("VLLM::Worker")
     assert len(ranks) == 2
     os.kill(ranks[1], signal.SIGSTOP)
     until(lambda: "the engine has answered nothing for" in stack.log)
     await_version(stack, version)
-    assert not set(workers(stack)) & set(ranks)
+    assert not set(stack.processes("VLLM::Worker")) & set(ranks)
     assert seen(stack) == before
     check_works(stack, body, "after a rank that hung")

@@ -22,8 +22,7 @@ LONG = [7, 3, 9, 200, 41] * 60
 """Longer than two KV blocks of 128, so that its prefix is cached."""
 MODEL_LEN = 32_768
 ENDLESS = 32_000
-"""Tokens of a request that outlasts whatever a test does meanwhile: an engine that generates takes all of a
-small machine, so calls can come seconds late."""
+"""Tokens of a request that outlasts whatever a test does meanwhile."""
 ENDING = 6_000
 """Tokens of a request that a test waits for."""
 STREAMS = 3
