@@ -2,6 +2,7 @@
 
 import asyncio
 import secrets
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -48,6 +49,7 @@ class EngineClient:
         self._settings = settings
         self._failpoints = failpoints
         self._secret: str | None = None
+        self._silent_since: float | None = None
         self._http = httpx.AsyncClient(
             base_url=settings.engine_url.rstrip("/") + bridge.PREFIX,
             transport=transport,
@@ -60,6 +62,15 @@ class EngineClient:
     def url(self) -> str:
         """Where the engine is looked for."""
         return self._settings.engine_url
+
+    @property
+    def silent_s(self) -> float:
+        """For how long the engine has answered nothing that it was asked; 0 if it answered last."""
+        return 0.0 if self._silent_since is None else time.monotonic() - self._silent_since
+
+    def heard(self) -> None:
+        """The engine answered, or is not there to do so: its silence ends."""
+        self._silent_since = None
 
     async def close(self) -> None:
         """Close all connections."""
@@ -170,16 +181,26 @@ class EngineClient:
                     headers=headers,
                     timeout=httpx.Timeout(None, connect=self._settings.engine_connect_s),
                 )
-        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+        except httpx.ConnectError as error:
+            self.heard()
+            raise EngineUnreachable from error
+        except httpx.ConnectTimeout as error:
+            self._not_heard()
             raise EngineUnreachable from error
         except TimeoutError as error:
+            self._not_heard()
             raise EngineLost("The engine did not answer in time.") from error
         except httpx.HTTPError as error:
             raise EngineLost("The connection to the engine broke.") from error
+        self.heard()
         self._failpoints.reach(f"bridge.{name}.after")
         if response.is_success:
             return response.content
         raise _refusal(response)
+
+    def _not_heard(self) -> None:
+        if self._silent_since is None:
+            self._silent_since = time.monotonic()
 
 
 def _nonce() -> str:

@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from app.engine import EngineClient, EngineUnreachable
@@ -40,6 +41,8 @@ class EngineLink:
         """Has an engine that was found at the current version; whoever knows how puts it here."""
         self.settle_s = settings.engine_settle_s
         """How long to look for the outcome of a commit whose answer was lost."""
+        self._hang_s = settings.engine_hang_s
+        self._committing = False
         self._poll_s = settings.engine_poll_s
         self._seek_s = settings.engine_seek_s
         self._engine: Engine | None = None
@@ -57,6 +60,20 @@ class EngineLink:
     def unknown(self) -> bool:
         """Whether nobody knows which weights the engine runs."""
         return self.refusal is not None and self.refusal.code is Code.STATE_UNKNOWN
+
+    @property
+    def hung(self) -> bool:
+        """Whether the engine has been silent for longer than it may; in a commit that is another bound's."""
+        return not self._committing and self.client.silent_s > self._hang_s
+
+    @contextmanager
+    def committing(self) -> Iterator[None]:
+        """Within this, the engine may be silent for as long as a commit may take."""
+        self._committing = True
+        try:
+            yield
+        finally:
+            self._committing = False
 
     @property
     def problem(self) -> str | None:
@@ -99,6 +116,7 @@ class EngineLink:
         if not self._lasting:
             self.refusal = None
         self._ended_boots = boots_of(self.last) if self.last else {}
+        self.client.heard()
         self._detach()
 
     def reconsider(self) -> None:

@@ -61,13 +61,14 @@ async def commit(
     Raises EngineUnreachable (never asked), NotBegun, commit_undone (every rank runs the
     old version), state_unknown.
     """
-    try:
-        result = await link.client.commit(prepared.key, version, flight)
-    except EngineUnreachable:
-        raise
-    except ProblemError as error:
-        return await settle(link, boots, prepared, version, error, flight)
-    return _judge_commit(result, boots)
+    with link.committing():
+        try:
+            result = await link.client.commit(prepared.key, version, flight)
+        except EngineUnreachable:
+            raise
+        except ProblemError as error:
+            return await settle(link, boots, prepared, version, error, flight)
+        return _judge_commit(result, boots)
 
 
 def _judge_prepare(result: bridge.PrepareResult, boots: Mapping[int, str]) -> None:

@@ -30,6 +30,8 @@ ADMIN_GRACE_S = 25
 """For what the admin is doing when the end comes: a commit finishes or is undone."""
 ENGINE_GRACE_S = 20
 """For vLLM to end by itself."""
+HUNG_GRACE_S = 5
+"""For an engine that does not answer to end by itself."""
 LAST_GRACE_S = 5
 """For whoever still waited for the engine. All three stay below the minute in which a service must end."""
 RESTARTS = 5
@@ -173,12 +175,12 @@ class Foreground:
         if died.done():
             self._report_death(engine, died.result())
         else:
-            self._say("the state of the engine's weights is unknown")
+            self._say(lost.result())
         return await self._may_restart(supervisor, ends)
 
     async def _may_restart(self, supervisor: Supervisor, ends: set[asyncio.Task[None]]) -> bool:
         """End what is left of the engine; whether to start another one, after a while that grows."""
-        await supervisor.stop(ENGINE_GRACE_S)
+        await supervisor.stop(HUNG_GRACE_S if self._service.link.hung else ENGINE_GRACE_S)
         now = time.monotonic()
         full = len(self._restarts) == RESTARTS and now - self._restarts[0] < RESTARTS_WITHIN_S
         if not self._was_ready or full:
@@ -190,10 +192,14 @@ class Foreground:
         await asyncio.wait(ends, timeout=RESTART_PAUSE_S * recent, return_when=asyncio.FIRST_COMPLETED)
         return not any(end.done() for end in ends)
 
-    async def _lost(self) -> None:
-        """Returns when nobody knows any more what the engine runs, so that only a new one helps."""
-        while not self._service.link.unknown:  # noqa: ASYNC110 - looked at beside much else, and never urgent
+    async def _lost(self) -> str:
+        """Returns why only a new engine helps: nobody knows any more what this one runs, or it is silent."""
+        link = self._service.link
+        while not (link.unknown or link.hung):  # noqa: ASYNC110 - looked at beside much else, and never urgent
             await asyncio.sleep(POLL_S)
+        if link.unknown:
+            return "the state of the engine's weights is unknown"
+        return f"the engine has answered nothing for {link.client.silent_s:.0f} s"
 
     async def _lead_in(self, engine: ManagedEngine, port: int) -> None:
         """Show progress until the engine is ready, then what can be tried."""

@@ -77,6 +77,9 @@ class Settings(BaseSettings):
     """How long `in_flight=wait` waits for running requests to end, unless a request says otherwise."""
     engine_settle_s: Seconds = 20
     """How long to look for the outcome of a commit whose answer was lost."""
+    engine_hang_s: Seconds = 300
+    """How long an engine that `graft serve` has started may answer nothing, outside of a commit, before it is
+    taken for hung and replaced."""
     engine_seek_s: Seconds = 0.5
     """How often an engine that is not there is looked for."""
     engine_poll_s: Seconds = 5

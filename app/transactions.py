@@ -70,6 +70,7 @@ class Transaction:
         self._deadline = time.monotonic() + expires_in_s
         self._accepted = 0
         self._nbytes = 0
+        self._taken = False
         self.past: wire.Transaction | None = None
         """What an earlier process knew of it, if it is one of its."""
 
@@ -138,10 +139,11 @@ class Transaction:
         return upload, [old.file for old in replaced]
 
     def take_files(self) -> list[StagedFile]:
-        """The staged files, which are the caller's to delete now."""
-        files = [one.file for one in self.uploads]
+        """The staged files, which are the caller's to delete now; none if they were taken before."""
         if self.state in LIVE:
             raise ValueError("a live transaction needs its files")
+        files = [] if self._taken else [one.file for one in self.uploads]
+        self._taken = True
         self.uploads = [Accepted(one.upload, one.file, _emptied(one.staged), 0.0) for one in self.uploads]
         return files
 

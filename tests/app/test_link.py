@@ -1,5 +1,6 @@
 """Finding the engine: what it says may be wrong, and the watch goes on."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -71,3 +72,42 @@ async def test_a_restarted_engine_is_attached_again(tmp_path: Path) -> None:
         await until(lambda: admin.settled)
         assert (await admin.http.post(f"{transaction}/commit")).json()["version"] == "1"
         assert admin.engine.calls.count("prepare") == 2
+
+
+async def test_an_engine_that_answers_nothing_is_hung(tmp_path: Path) -> None:
+    """Silence for longer than the bound counts, until there is an answer again."""
+    async with running(tmp_path, engine_answer_s=0.05, engine_hang_s=0.2) as admin:
+        link, faults = admin.service.link, admin.engine.faults
+        await asyncio.sleep(0.4)
+        assert not link.hung
+        faults.silent = asyncio.Event()
+        await until(lambda: link.hung)
+        assert link.client.silent_s > 0.2
+        faults.silent.set()
+        await until(lambda: link.reachable)
+        assert not link.hung and link.client.silent_s == 0
+
+
+async def test_an_engine_that_is_not_there_is_not_hung(tmp_path: Path) -> None:
+    """Refused connections are no silence: that an engine has ended is noticed otherwise."""
+    async with running(tmp_path, engine_answer_s=0.05, engine_hang_s=0.2) as admin:
+        admin.line.cuts["*"] = "refused"
+        await until(lambda: not admin.service.link.reachable)
+        await asyncio.sleep(0.4)
+        assert admin.service.link.client.silent_s == 0
+
+
+async def test_an_engine_may_be_silent_in_a_commit(tmp_path: Path) -> None:
+    """How long a commit takes has a bound of its own."""
+    async with running(tmp_path, engine_answer_s=0.05, engine_hang_s=0.1) as admin:
+        link, faults = admin.service.link, admin.engine.faults
+        faults.hold = asyncio.Event()
+        commit = asyncio.create_task(admin.commit())
+        await until(lambda: admin.engine.commits)
+        faults.silent = asyncio.Event()
+        await until(lambda: link.client.silent_s > 0.2)
+        assert not link.hung
+        faults.silent.set()
+        faults.hold.set()
+        assert (await commit).status_code == 200
+        assert not link.hung

@@ -358,3 +358,22 @@ async def test_identical_uploads_share_a_blob(tmp_path: Path) -> None:
             np.array_equal(other.ranks[0].weights[n], admin.engine.ranks[0].weights[n])
             for n in other.ranks[0].weights
         )
+
+
+async def test_files_of_an_undone_commit_are_freed_once(tmp_path: Path) -> None:
+    """A commit of unknown outcome has let go of its files; that it is undone frees no room of others."""
+    async with running(tmp_path) as admin:
+        other = await admin.open()
+        await admin.upload(other)
+        used = admin.service.staging.budget.used
+        admin.engine.faults.commit, admin.engine.faults.undo = {0: "middle"}, {0}
+        transaction = await admin.open()
+        await admin.upload(transaction)
+        answer = await admin.http.post(f"{transaction}/commit")
+        assert code(answer) == "state_unknown"
+        admin.engine.faults.commit, admin.engine.faults.undo = {}, set()
+        admin.engine.restart()
+        await until(lambda: admin.service.link.problem is None)
+        view = (await admin.http.get(transaction)).json()
+        assert (view["state"], view["problem"]["code"]) == ("failed", "commit_undone")
+        assert admin.service.staging.budget.used == used > 0

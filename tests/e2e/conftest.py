@@ -21,7 +21,7 @@ class Stacks:
         self._root = root
         self._alive: OrderedDict[tuple[Path, int], Stack] = OrderedDict()
 
-    def on(self, model: Path, ranks: int = 1, max_model_len: int = 1024) -> Stack:
+    def on(self, model: Path, ranks: int = 1, max_model_len: int = 1024, **variables: str) -> Stack:
         """The stack that serves this checkpoint folder on so many ranks; two ranks take both cores."""
         key = (model, ranks)
         if key not in self._alive:
@@ -31,7 +31,7 @@ class Stacks:
             folder.mkdir(exist_ok=True)
             taken = {stack.cores for stack in self._alive.values()}
             cores = "0|1" if ranks == 2 else min({"0", "1"} - taken, default="0")
-            stack = Stack(model, folder, cores)
+            stack = Stack(model, folder, cores, variables)
             stack.start(max_model_len)
             self._alive[key] = stack
         self._alive.move_to_end(key)

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +29,14 @@ def free_port() -> int:
         return port
 
 
+def until(condition: Callable[[], bool], seconds: float = 120) -> None:
+    """Wait for `condition`."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come about"
+        time.sleep(0.02)
+
+
 @dataclass
 class Stack:
     """One `graft serve` process with its engine."""
@@ -37,10 +45,12 @@ class Stack:
     folder: Path
     cores: str = "0"
     """CPU cores of the ranks, `|` between them; engines on the same cores wait for each other."""
+    variables: dict[str, str] = field(default_factory=dict)
+    """Of the environment, beside those that every stack has."""
     admin: str = ""
     inference: str = ""
     process: subprocess.Popen[bytes] | None = None
-    http: httpx.Client = field(default_factory=lambda: httpx.Client(timeout=120))
+    http: httpx.Client = field(default_factory=lambda: httpx.Client(timeout=300))
 
     @property
     def ranks(self) -> int:
@@ -75,12 +85,39 @@ class Stack:
             "VLLM_CPU_KVCACHE_SPACE": "1",
             "VLLM_CPU_OMP_THREADS_BIND": self.cores,
             "GRAFT_UNDO_BYTES": "3GiB",
+            **self.variables,
         }
         with (self.folder / "serve.log").open("ab") as log:
             self.process = subprocess.Popen(
                 command, env=environment, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
             )
         self._await_ready()
+        if self.ranks == 1:
+            self._leave_a_core()
+
+    def _leave_a_core(self) -> None:
+        """Keep vLLM's scheduler on the core of its worker.
+
+        It spins for every answer of the worker; on a core that it shares with them, admin, API server and
+        test were seen to wait for seconds, as long as the engine generates.
+        """
+        for scheduler in self.processes("VLLM::EngineCor"):
+            for thread in Path(f"/proc/{scheduler}/task").iterdir():
+                os.sched_setaffinity(int(thread.name), {int(self.cores)})
+
+    def processes(self, name: str) -> list[int]:
+        """Ids of the engine's processes that call themselves so."""
+        group = json.loads((self.folder / "state" / "engine.json").read_text())["pid"]
+        found = []
+        for process in (int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()):
+            try:
+                ours = os.getpgid(process) == group
+                comm = Path(f"/proc/{process}/comm").read_text()
+            except (ProcessLookupError, FileNotFoundError):
+                continue
+            if ours and comm.startswith(name):
+                found.append(process)
+        return sorted(found)
 
     def _await_ready(self) -> None:
         assert self.process is not None
@@ -214,6 +251,19 @@ class Stack:
             for rank in answer["ranks"]
             for tensor in rank["tensors"]
         }
+
+    def arm(self, failpoint: str, what: str = "") -> None:
+        """Have a failpoint of a worker fire once: it fails, or does `what`."""
+        (self.folder / "armed").write_text(what)
+        (self.folder / "armed").rename(self.failpoints / failpoint)
+
+    def export(self, version: int, path: Path) -> None:
+        """Write a version's weights as a checkpoint folder."""
+        begun = self.call("POST", f"/v1/versions/{version}/export", json={"path": str(path)})
+        assert begun.status_code == 202, begun.text
+        where = begun.headers["location"]
+        until(lambda: self.json("GET", where)["state"] != "running")
+        assert self.json("GET", where)["state"] == "done"
 
     def staged_files(self) -> list[Path]:
         return [path for path in (self.folder / "state" / "staged").rglob("*") if path.is_file()]

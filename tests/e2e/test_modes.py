@@ -1,8 +1,7 @@
 """Running requests in every mode, reload and export: a toy gpt-oss of two files behind `graft serve`."""
 
 import json
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,23 +13,28 @@ from safetensors.torch import load_file, save_file
 from loaders.engine.toy_model import make_toy_gptoss
 from tests.e2e.bodies import Dense, batch
 from tests.e2e.conftest import Stacks
-from tests.e2e.stack import Answer, Stack
+from tests.e2e.stack import Answer, Stack, until
 from tests.e2e.weights import Weights, same_bits
 
 pytestmark = pytest.mark.long
 
 LONG = [7, 3, 9, 200, 41] * 60
 """Longer than two KV blocks of 128, so that its prefix is cached."""
-TOKENS = 2500
-"""Of a request: many seconds, even on a fast machine, so that it outlasts what a test does meanwhile."""
+MODEL_LEN = 32_768
+ENDLESS = 32_000
+"""Tokens of a request that outlasts whatever a test does meanwhile."""
+ENDING = 6_000
+"""Tokens of a request that a test waits for."""
 STREAMS = 3
 
 
 @pytest.fixture(scope="module")
 def model(root: Path) -> Path:
-    """A toy whose weights lie in two files with an index."""
+    """A toy whose weights lie in two files with an index, for long answers."""
     folder = root / "modes"
     make_toy_gptoss(folder, hidden=64, intermediate=96)
+    config = folder / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"max_position_embeddings": MODEL_LEN}))
     tensors = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
     write_sharded(folder, tensors)
@@ -51,7 +55,7 @@ def write_sharded(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
 @pytest.fixture
 def stack(stacks: Stacks, model: Path) -> Stack:
     """With the base's weights, whatever an earlier test has left."""
-    stack = stacks.on(model, max_model_len=4096)
+    stack = stacks.on(model, max_model_len=MODEL_LEN)
     for armed in stack.failpoints.iterdir():
         armed.unlink()
     stack.rollback(0)
@@ -82,21 +86,34 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 class Load:
     """Requests that run, started together."""
 
-    def __init__(self, stack: Stack, pool: ThreadPoolExecutor) -> None:
+    def __init__(self, stack: Stack, pool: ThreadPoolExecutor, tokens: int = ENDLESS) -> None:
+        self._stack = stack
+        self._tokens = tokens
         self._running: list[Future[dict[str, Any]]] = [
-            pool.submit(generate, stack, [*LONG, index], TOKENS) for index in range(STREAMS)
+            pool.submit(generate, stack, [*LONG, index], tokens) for index in range(STREAMS)
         ]
         until(lambda: in_flight(stack) == STREAMS)
 
-    def results(self) -> list[dict[str, Any]]:
-        return [one.result(120) for one in self._running]
+    def full(self) -> list[list[str]]:
+        """All get their full length; the versions that made each, in order."""
+        return self._results("length")
 
-    def check_full(self) -> list[set[str]]:
-        """All have their full length; the versions that made them."""
-        results = self.results()
-        assert [len(one["token_ids"]) for one in results] == [TOKENS] * STREAMS
-        assert {one["finish_reason"] for one in results} == {"length"}
-        return [{span["version"] for span in one["weight_versions"]} for one in results]
+    def cut(self, version: int) -> list[list[str]]:
+        """All run on until a rollback to `version` ends them; the versions that made each, in order."""
+        assert not any(one.done() for one in self._running)
+        self._stack.json("POST", "/v1/rollback", json={"to_version": version, "in_flight": "abort"})
+        return self._results("abort")
+
+    def cut_short(self) -> list[list[str]]:
+        """All were ended; the versions that made each, in order."""
+        return self._results("abort")
+
+    def _results(self, reason: str) -> list[list[str]]:
+        results = [one.result(300) for one in self._running]
+        assert {one["finish_reason"] for one in results} == {reason}
+        for one in results:
+            assert (len(one["token_ids"]) == self._tokens) is (reason == "length")
+        return [[span["version"] for span in one["weight_versions"]] for one in results]
 
 
 def generate(stack: Stack, prompt: list[int], tokens: int) -> dict[str, Any]:
@@ -112,6 +129,11 @@ def generate(stack: Stack, prompt: list[int], tokens: int) -> dict[str, Any]:
 def in_flight(stack: Stack) -> int:
     """Requests that the engine runs, as it says itself."""
     return metric(stack, "num_requests_running")
+
+
+def generated_by(stack: Stack, version: str) -> bool:
+    """Whether tokens come from this version now; so a request that runs beside has some of them, too."""
+    return stack.stamped_version(LONG) == {version}
 
 
 def metric(stack: Stack, name: str) -> int:
@@ -140,40 +162,44 @@ def paused(stack: Stack) -> bool:
     return bool(stack.json("GET", "/v1/status")["engine"]["paused"])
 
 
-def until(condition: Callable[[], bool], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about"
-        time.sleep(0.02)
-
-
 def test_recompute_loses_nobody(stack: Stack, body: bytes, pool: ThreadPoolExecutor) -> None:
-    """Requests that a commit meets go on with the new weights and have their full length."""
+    """Requests that a commit meets go on with the new weights until they are ended."""
     before = stack.version()
     load = Load(stack, pool)
     receipt = stack.patch(body, in_flight="recompute")
     assert (receipt["in_flight"], receipt["caches"]["prefix"]) == ("recomputed", "reset")
-    assert load.check_full() == [{str(before), receipt["version"]}] * STREAMS
+    until(lambda: generated_by(stack, receipt["version"]))
+    assert load.cut(before) == [[str(before), receipt["version"]]] * STREAMS
+
+
+def test_recomputed_requests_have_their_full_length(
+    stack: Stack, body: bytes, pool: ThreadPoolExecutor
+) -> None:
+    """Preempted and computed again, each ends with as many tokens as it asked for."""
+    before = stack.version()
+    load = Load(stack, pool, ENDING)
+    stack.patch(body, in_flight="recompute")
+    assert all(versions[0] == str(before) for versions in load.full())
     stack.rollback(before)
 
 
 def test_wait_lets_them_end_first(stack: Stack, body: bytes, pool: ThreadPoolExecutor) -> None:
     """They are made by the old weights alone, one that comes meanwhile by the new ones alone."""
     before = stack.version()
-    load = Load(stack, pool)
-    commit = pool.submit(stack.patch, body, in_flight="wait", drain_timeout_s=60)
+    load = Load(stack, pool, ENDING)
+    commit = pool.submit(stack.patch, body, in_flight="wait", drain_timeout_s=300)
     until(lambda: paused(stack))
     late = pool.submit(generate, stack, LONG, 8)
     assert not commit.done() and not late.done()
-    receipt = commit.result(60)
+    receipt = commit.result(300)
     assert (receipt["in_flight"], receipt["caches"]["prefix"]) == ("finished", "reset")
-    assert load.check_full() == [{str(before)}] * STREAMS
-    assert {span["version"] for span in late.result(60)["weight_versions"]} == {receipt["version"]}
+    assert load.full() == [[str(before)]] * STREAMS
+    assert [span["version"] for span in late.result(60)["weight_versions"]] == [receipt["version"]]
     stack.rollback(before)
 
 
 def test_wait_is_bounded(stack: Stack, body: bytes, pool: ThreadPoolExecutor) -> None:
-    """Time is up: no weight has changed, the requests go on to their end, and the next commit works."""
+    """Time is up: no weight has changed, the requests go on, and the next commit works."""
     before, digests = stack.version(), stack.digests()
     load = Load(stack, pool)
     with stack.transaction(in_flight="wait", drain_timeout_s=0.3) as transaction:
@@ -182,8 +208,8 @@ def test_wait_is_bounded(stack: Stack, body: bytes, pool: ThreadPoolExecutor) ->
         assert (answer.status_code, answer.json()["code"]) == (503, "drain_timeout")
         assert "0.3" in answer.json()["detail"]
         assert stack.call("GET", "/health/ready").json()["version"] == str(before)
-        assert load.check_full() == [{str(before)}] * STREAMS
         assert stack.digests() == digests
+        assert load.cut(before) == [[str(before)]] * STREAMS
         assert transaction.commit().status_code == 200  # nobody runs any more
     stack.rollback(before)
     assert stack.digests() == digests
@@ -195,8 +221,7 @@ def test_abort_ends_them(stack: Stack, body: bytes, pool: ThreadPoolExecutor) ->
     load = Load(stack, pool)
     receipt = stack.patch(body, in_flight="abort")
     assert (receipt["in_flight"], receipt["caches"]["prefix"]) == ("aborted", "reset")
-    for result in load.results():
-        assert result["finish_reason"] == "abort" and len(result["token_ids"]) < TOKENS
+    assert load.cut_short() == [[str(before)]] * STREAMS
     assert {span["version"] for span in generate(stack, LONG, 8)["weight_versions"]} == {receipt["version"]}
     stack.rollback(before)
 
@@ -204,13 +229,13 @@ def test_abort_ends_them(stack: Stack, body: bytes, pool: ThreadPoolExecutor) ->
 def test_keep_mixes_until_the_last_has_ended(stack: Stack, body: bytes, pool: ThreadPoolExecutor) -> None:
     """Requests go on with old KV, and new ones hit it; when the last has ended it is gone."""
     before = stack.version()
-    load = Load(stack, pool)
+    load = Load(stack, pool, ENDING)
     reset = resets(stack)
     receipt = stack.patch(body, in_flight="keep")
     assert (receipt["in_flight"], receipt["caches"]["prefix"]) == ("kept", "mixed")
     _, mixed = with_hits(stack)
     assert mixed >= 256 and resets(stack) == reset
-    assert load.check_full() == [{str(before), receipt["version"]}] * STREAMS
+    assert load.full() == [[str(before), receipt["version"]]] * STREAMS
     until(lambda: resets(stack) > reset, seconds=20)
     answer, hits = with_hits(stack)
     assert hits == 0
@@ -233,14 +258,15 @@ def test_a_failure_in_every_mode_loses_nobody(
 ) -> None:
     """A worker that fails is undone; the requests go on, made by the old weights to their end."""
     before, digests = stack.version(), stack.digests()
-    load = Load(stack, pool)
+    load = Load(stack, pool, ENDING if mode == "wait" else ENDLESS)
     (stack.failpoints / "apply.middle").touch()
-    with stack.transaction(in_flight=mode) as transaction:
+    with stack.transaction(in_flight=mode, drain_timeout_s=300) as transaction:
         transaction.patches(body)
         answer = transaction.commit()
     assert (answer.status_code, answer.json()["code"]) == (503, "commit_undone"), answer.text
-    assert load.check_full() == [{str(before)}] * STREAMS
     assert stack.digests() == digests and stack.version() == before
+    versions = load.full() if mode == "wait" else load.cut(before)
+    assert versions == [[str(before)]] * STREAMS
 
 
 def test_a_reload_that_fails_leaves_everything(stack: Stack, model: Path, root: Path) -> None:
@@ -276,19 +302,16 @@ def test_reload_and_export_equal_a_fresh_engine(
     (folder / "model.safetensors.index.json").unlink()
     load = Load(stack, pool)
     receipt = stack.json("POST", "/v1/reload", json={"path": str(folder), "label": "epoch 2"})
-    assert load.check_full() == [{str(base), receipt["version"]}] * STREAMS
-    assert stack.json("GET", "/v1/versions/current")["path"] == str(folder)
+    until(lambda: generated_by(stack, receipt["version"]))
+    assert load.cut(int(receipt["version"])) == [[str(base), receipt["version"]]] * STREAMS
+    assert stack.json("GET", f"/v1/versions/{receipt['version']}")["path"] == str(folder)
     assert stack.digests().keys() == digests.keys() and stack.digests() != digests
 
     patched = torch.full_like(tensors["model.norm.weight"], 1.25)
     version = stack.patch(batch(Dense("model.norm.weight", patched)))["version"]
     tensors["model.norm.weight"] = patched
     out = root / "modes-out"
-    begun = stack.call("POST", f"/v1/versions/{version}/export", json={"path": str(out)})
-    assert begun.status_code == 202
-    where = begun.headers["location"]
-    until(lambda: stack.json("GET", where)["state"] != "running")
-    assert stack.json("GET", where)["state"] == "done"
+    stack.export(int(version), out)
     assert sorted(p.name for p in out.iterdir()) == sorted(p.name for p in model.iterdir())
     exported = Weights(out).tensors
     assert exported.keys() == tensors.keys()

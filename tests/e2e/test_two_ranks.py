@@ -111,10 +111,10 @@ def test_one_rank_fails_to_prepare(stack: Stack, weights: Weights) -> None:
     assert [rank["prepared"] for rank in ranks] == [0, 0]
 
 
-def test_accumulated_changes_equal_a_fresh_engine_on_two_ranks(
+def test_changes_export_and_reload_equal_a_fresh_engine_on_two_ranks(
     stack: Stack, weights: Weights, stacks: Stacks, root: Path, model: Path
 ) -> None:
-    """Experts, sparse and dense patches end where a fresh engine on two ranks starts; rollbacks come back."""
+    """All changes, and a reload of their export, end where an engine on it starts; rollbacks come back."""
     base = stack.version()
     marks = {base: seen(stack)}
     for layer in range(weights.layers):
@@ -137,6 +137,17 @@ def test_accumulated_changes_equal_a_fresh_engine_on_two_ranks(
     for version in (list(marks)[1], base, final):
         stack.rollback(version)
         assert seen(stack) == marks[version], f"version {version} did not come back"
-    oracle = stacks.on(weights.save(root / f"{model.name}-final"), ranks=2)
+    out = root / f"{model.name}-out"
+    stack.export(final, out)
+    exported = Weights(out).tensors
+    assert exported.keys() == weights.tensors.keys()
+    assert all(same_bits(exported[name], tensor) for name, tensor in weights.tensors.items())
+    stack.rollback(base)
+    reloaded = stack.json("POST", "/v1/reload", json={"path": str(out)})
+    assert [rank["rank"] for rank in reloaded["ranks"]] == [0, 1]
+    assert seen(stack) == marks[final]
+    stack.rollback(base)
+    assert seen(stack) == marks[base]
+    oracle = stacks.on(out, ranks=2)
     assert marks[final][1] == oracle.digests()
     assert marks[final][0] == answers(oracle)

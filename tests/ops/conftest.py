@@ -15,7 +15,7 @@ from tests.ops.served import Serve, Served
 GRAFT = (
     "import app.serve; from app.cli import main;"
     "app.serve.ADMIN_GRACE_S = app.serve.ENGINE_GRACE_S = app.serve.LAST_GRACE_S = 1;"
-    "app.serve.RESTARTS = 2; app.serve.RESTART_PAUSE_S = 0; main()"
+    "app.serve.HUNG_GRACE_S = 1; app.serve.RESTARTS = 2; app.serve.RESTART_PAUSE_S = 0; main()"
 )
 """The command with less patience."""
 

@@ -191,6 +191,21 @@ def test_an_engine_of_unknown_state_is_replaced(serve: Serve, free_port: int) ->
     assert _commit(served, 2) == "1"
 
 
+def test_an_engine_that_hangs_is_replaced(serve: Serve, free_port: int) -> None:
+    """An engine that runs but answers nothing is killed and replayed, also if no signal reaches it."""
+    bounds = {"GRAFT_ENGINE_HANG_S": "1", "GRAFT_ENGINE_ANSWER_S": "0.5"}
+    served = serve(fake_engine(), "m", "--engine-port", str(free_port), **bounds)
+    served.wait_for("# roll back")
+    assert _commit(served, 1) == "1"
+    digests, pid = _digests(served), served.engine_pid
+    os.kill(pid, signal.SIGSTOP)
+    served.wait_for("the engine has answered nothing for")
+    served.wait_for("ready again at version 1")
+    assert not _alive(pid)
+    assert _digests(served) == digests
+    assert _commit(served, 2) == "2"
+
+
 def test_an_engine_that_outlives_its_admin_is_adopted(serve: Serve, free_port: int) -> None:
     """A killed admin comes back to the same engine, which has not stopped serving."""
     first = serve(fake_engine(), "m", "--engine-port", str(free_port))
