@@ -128,8 +128,9 @@ class _Bench:
         """Raises ValueError if the state of a processed module cannot be told."""
         old, new = self._random(), self._random()
         state = self._state(self._processed(old))
-        spots = self._spots(old, state)
-        derived = _derived(state, spots)
+        moving = self._moving(state, self._state(self._processed(new)))
+        spots = self._spots(old, moving)
+        derived = _derived(moving, spots)
         parameters = {name: self._prove(name, spots[name], derived, old, new) for name in self._shapes}
         return Kind(
             parameters,
@@ -148,29 +149,38 @@ class _Bench:
     def _random(self) -> Values:
         return {name: _draw(self._generator, name, *spec) for name, spec in self._shapes.items()}
 
-    def _spots(self, values: Values, state: ModuleState) -> dict[str, list[Spot]]:
+    @staticmethod
+    def _moving(state: ModuleState, other: ModuleState) -> Values:
+        """Tensors that are not the same whatever the weights are, as an expert map is."""
+        return {
+            path: tensor
+            for path, tensor in state.tensors.items()
+            if path not in other.tensors or not _same(tensor, other.tensors[path])
+        }
+
+    def _spots(self, values: Values, moving: Values) -> dict[str, list[Spot]]:
         """Identities are seen on random values; only what was repacked is learned by codes."""
         spots: dict[str, list[Spot]] = {}
         for name, value in values.items():
-            kept = [path for path, tensor in state.tensors.items() if _same(span(tensor), value.view(-1))]
+            kept = [path for path, tensor in moving.items() if _same(span(tensor), value.view(-1))]
             spots[name] = [identity(path, value.numel()) for path in kept]
         explained = {spot.path for found in spots.values() for spot in found}
-        if explained != set(state.tensors):
-            learned = self._learned()
+        if explained != moving.keys():
+            learned = self._learned(moving)
             spots = {name: spots[name] or learned[name] for name in spots}
         return spots
 
-    def _learned(self) -> dict[str, list[Spot]]:
+    def _learned(self, moving: Values) -> dict[str, list[Spot]]:
+        def repacked(codes: Values) -> dict[str, torch.Tensor]:
+            """Tensors in the order of their memory, where it is all theirs."""
+            state = self._state(self._processed(codes))
+            return {path: span(t) for path, t in state.tensors.items() if path in moving and is_dense(t)}
+
         try:
-            return learn_spots(self._shapes, max(self._experts, 1), self._repacked)
+            return learn_spots(self._shapes, max(self._experts, 1), repacked)
         except Exception as error:  # noqa: BLE001 - processing may raise what it likes when it is fed with codes
             _log.debug("codes were refused: %s", error)
             return {name: [] for name in self._shapes}
-
-    def _repacked(self, codes: Values) -> dict[str, torch.Tensor]:
-        """Tensors in the order of their memory, where it is all theirs."""
-        state = self._state(self._processed(codes))
-        return {path: span(tensor) for path, tensor in state.tensors.items() if is_dense(tensor)}
 
     def _prove(
         self, name: str, spots: list[Spot], derived: tuple[str, ...], old: Values, new: Values
@@ -220,14 +230,14 @@ class _Bench:
         )
 
 
-def _derived(state: ModuleState, spots: dict[str, list[Spot]]) -> tuple[str, ...]:
+def _derived(moving: Values, spots: dict[str, list[Spot]]) -> tuple[str, ...]:
     """Tensors that new elements cannot simply be written into.
 
     When the elements of some parameter were not found, they may be in any tensor that is not just another.
     """
     lost = not all(spots.values())
     settled = {spot.path for found in spots.values() for spot in found if spot.is_identity or not lost}
-    return tuple(path for path in state.tensors if path not in settled)
+    return tuple(path for path in moving if path not in settled)
 
 
 def _learned_experts(twin: nn.Module) -> int:

@@ -55,8 +55,6 @@ class _Planner:
     def add(self, staged: MappedFile, write: TensorWrite) -> None:
         base = self._atlas.checkpoint.tensors[write.tensor]
         values = staged.tensor(write.values.offset, write.values.nbytes, base.dtype)
-        self._tensors.add(write.tensor)
-        self._elements += values.numel()
         if write.indices is not None:
             span = write.indices
             indices = staged.tensor(span.offset, span.nbytes, span.dtype).to(torch.int64)
@@ -73,6 +71,7 @@ class _Planner:
             selected, elements = region.map.map(indices)
             if selected.numel() == 0:
                 continue
+            self._count(tensor, selected.numel())
             site = self._touch(region)
             chosen = bits_of(region.into(_picked(values, selected)))
             for target, spot in site.places():
@@ -88,6 +87,7 @@ class _Planner:
             part = region.map.within(begin, length)
             if part is None:
                 continue
+            self._count(write.tensor, part.dst.numel)
             site = self._touch(region)
             moved = Layout(part.src.offset - begin, part.src.size, part.src.stride)
             cast = bits_of(region.into(values))
@@ -101,6 +101,11 @@ class _Planner:
             return
         for block in _by_block(part, spot.src_block):
             self._canvases.paint(target, spot, block, values)
+
+    def _count(self, tensor: str, elements: int) -> None:
+        """What this rank takes; a rank that does not hold an expert takes nothing of it."""
+        self._tensors.add(tensor)
+        self._elements += elements
 
     def _touch(self, region: Region) -> "Site":
         site = self._atlas.sites[region.parameter]

@@ -70,8 +70,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 """Name → class of the config, and what it is made with."""
 
 
-def make_family(family: str, path: Path, *, dtype: str = "bfloat16", seed: int = 0) -> Path:
-    """Write a toy checkpoint of the family.
+def make_family(family: str, path: Path, *, dtype: str = "bfloat16", seed: int = 0, **other: Any) -> Path:
+    """Write a toy checkpoint of the family; `other` members of its config go before those of the table.
 
     Raises FileExistsError when `path` exists.
     """
@@ -82,7 +82,7 @@ def make_family(family: str, path: Path, *, dtype: str = "bfloat16", seed: int =
         "eos_token_id": tokenizer.eos_token_id,
         "pad_token_id": tokenizer.pad_token_id,
     }
-    config: PreTrainedConfig = getattr(transformers, kind)(**members, **ids, dtype=dtype)
+    config: PreTrainedConfig = getattr(transformers, kind)(**(members | ids | other), dtype=dtype)
     model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
     _draw(model, seed)
     with new_folder(path) as folder:

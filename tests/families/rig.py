@@ -54,6 +54,8 @@ class Row:
     name: str
     folder: Path
     options: dict[str, Any] = field(default_factory=dict)
+    generates: bool = True
+    """Whether this engine can; if not, digests alone tell."""
 
     @property
     def adapter(self) -> Path | None:
@@ -85,18 +87,17 @@ class Write:
 class Engine:
     """An engine in this process with Graft's worker extension, and what its ranks answer."""
 
-    def __init__(
-        self, folder: Path, scratch: Path, options: dict[str, Any], adapter: Path | None = None
-    ) -> None:
+    def __init__(self, row: Row, folder: Path, scratch: Path) -> None:
         self._scratch = scratch
         self.llm = LLM(
             str(folder),
             max_model_len=256,
             max_num_seqs=4,
             worker_extension_cls="loaders.engine.worker.GraftWorker",
-            **({"enforce_eager": True} | options),
+            **({"enforce_eager": True} | row.options),
         )
-        self.adapter = LoRARequest("adapter", 1, str(adapter)) if adapter else None
+        self.generates = row.generates
+        self.adapter = LoRARequest("adapter", 1, str(row.adapter)) if row.adapter else None
         self.version = 0
         self.rpc("graft_begin")
         views = [value["tensors"] for value in self.rpc("graft_describe")]
@@ -143,8 +144,8 @@ class Engine:
             and any(view["treatment"] != "unsupported" for view in ranks)
         ]
 
-    def commit(self, writes: Iterable[Write]) -> None:
-        """Both phases with the writes as one staged file."""
+    def commit(self, writes: Iterable[Write]) -> list[int]:
+        """Both phases with the writes as one staged file; the ranks that took something of it."""
         body = bytearray()
         spans = []
 
@@ -165,8 +166,9 @@ class Engine:
         path.write_bytes(body)
         digest = blake3(bytes(body)).hexdigest()
         staged = StagedUpload(path=str(path), nbytes=len(body), blake3=digest, writes=tuple(spans))
-        self._both(uploads=(staged,))
+        reports = self._both(uploads=(staged,))
         path.unlink()
+        return [report["rank"] for report in reports if report["elements"]]
 
     def refused(self, writes: Iterable[Write]) -> str:
         """Why phase one refuses the writes; empty if it does not."""
@@ -180,12 +182,13 @@ class Engine:
         """To an earlier version, by undo."""
         self._both(restore=version)
 
-    def _both(self, **what: Any) -> None:
+    def _both(self, **what: Any) -> list[Any]:
         request = PrepareRequest(nonce="n", key="k", base_version=self.version, timeout_s=60, **what)
-        self.job("graft_start_prepare", request.model_dump_json())
+        reports = self.job("graft_start_prepare", request.model_dump_json())
         self.version += 1
         self.rpc("graft_apply", CommitRequest(nonce="n", key="k", version=self.version).model_dump_json())
         self.rpc("graft_settle", "k")
+        return reports
 
     def digests(self) -> dict[str, str]:
         """Digest of every runtime tensor and handle by rank and name."""
@@ -212,7 +215,7 @@ class Engine:
 
     def state(self) -> tuple[dict[str, str], list[Any]]:
         """What must be equal when the weights are."""
-        return self.digests(), self.answers()
+        return self.digests(), self.answers() if self.generates else []
 
     def close(self) -> None:
         """End it, so that another can start."""
@@ -224,7 +227,7 @@ class Engine:
 def engine_on(row: Row, folder: Path, scratch: Path) -> Iterator[Engine]:
     """An engine for a while."""
     try:
-        engine = Engine(folder, scratch, row.options, row.adapter)
+        engine = Engine(row, folder, scratch)
         try:
             yield engine
         finally:
@@ -251,21 +254,21 @@ def sparse(name: str, tensor: torch.Tensor, generator: torch.Generator) -> Write
 
 EXPERT = re.compile(r"(?P<stack>.*\.experts)\.(?P<number>\d+)\.")
 """A tensor of one expert."""
-STACKED = re.compile(r".*(\.experts\.[a-z_]+|block_sparse_moe\.(in|out)put_linear\.weight)$")
+STACKED = re.compile(r"(.*\.experts|.*block_sparse_moe)\.([a-z_]+|(in|out)put_linear\.weight)$")
 """A tensor that stacks experts on its first dimension: gpt-oss and Granite."""
 
 
-def one_by_one(names: list[str], tensors: dict[str, torch.Tensor]) -> list[list[Write]]:
+def one_by_one(names: list[str], tensors: dict[str, torch.Tensor]) -> dict[str, list[Write]]:
     """The writes of every expert of every layer with its own weights, an expert at a time."""
-    found: dict[tuple[str, int], list[Write]] = defaultdict(list)
+    found: dict[str, list[Write]] = defaultdict(list)
     for name in names:
         match = EXPERT.match(name)
         if match:
-            found[match["stack"], int(match["number"])].append(Write(name, tensors[name]))
+            found[f"{match['stack']}.{match['number']}"].append(Write(name, tensors[name]))
         elif STACKED.match(name):
             for number, own in enumerate(tensors[name]):
-                found[name.rpartition(".experts")[0], number].append(Write(name, own, expert=number))
-    return list(found.values())
+                found[f"{STACKED.match(name)[1]}.{number}"].append(Write(name, own, expert=number))
+    return found
 
 
 def run(row: Row, scratch: Path) -> dict[str, Any]:
@@ -283,8 +286,9 @@ def run(row: Row, scratch: Path) -> dict[str, Any]:
         for time in ("identity", "identity_again", "identity_thrice"):
             engine.commit(Write(name, tensors[name]) for name in names)
             found[time] = engine.state() == base
-        for writes in one_by_one(names, tensors):
-            engine.commit(writes)
+        found["took"] = {
+            number: engine.commit(writes) for number, writes in one_by_one(names, tensors).items()
+        }
         found["experts_one_by_one"] = engine.state() == base
         found["alone"] = {
             name: engine.refused([sparse(name, tensors[name], generator)])
@@ -302,8 +306,9 @@ def run(row: Row, scratch: Path) -> dict[str, Any]:
             for write in writes:
                 write.apply(tensors)
         changed = engine.state()
-        found["changes_answers"] = changed[1] != base[1]
-        found["unmoved"] = sorted(n for n in base[0] if changed[0][n] == base[0][n])
+        found["changes_answers"] = changed[1] != base[1] if row.generates else changed[0] != base[0]
+        moved = {n.partition(":")[2] for n in base[0] if changed[0][n] != base[0][n]}
+        found["unmoved"] = sorted({n.partition(":")[2] for n in base[0]} - moved)
         version = engine.version
         alone = [name for name in free if name not in engine.ties.values()]
         for name in alone[:: max(1, len(alone) // 4)]:
@@ -335,7 +340,7 @@ def main(rows: Path, scratch: Path) -> None:
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     reference.install()
     for item in json.loads(rows.read_text()):
-        row = Row(item["name"], Path(item["folder"]), item["options"])
+        row = Row(item["name"], Path(item["folder"]), item["options"], item["generates"])
         try:
             found = run(row, scratch)
         except Exception as error:  # noqa: BLE001 - told to the test, which fails

@@ -17,12 +17,16 @@ class Spec:
     make: Make
     options: dict[str, Any] = field(default_factory=dict)
     always: bool = False
+    generates: bool = True
+    """Whether vLLM's CPU engine can generate in this layout; if not, digests alone tell."""
+    owner: Callable[[int], list[int]] | None = None
+    """Ranks that hold an expert of that number."""
     refused: str | None = None
     """Part of the reason with which vLLM refuses to run this at all."""
 
 
-def _family(name: str, dtype: str = "bfloat16") -> Make:
-    return lambda path: make_family(name, path, dtype=dtype)
+def _family(name: str, dtype: str = "bfloat16", **members: Any) -> Make:
+    return lambda path: make_family(name, path, dtype=dtype, **members)
 
 
 def _w8a8(path: Path) -> None:
@@ -42,6 +46,7 @@ def _sharded(path: Path) -> None:
 
 
 _TP2: dict[str, Any] = {"tensor_parallel_size": 2}
+_EP2: dict[str, Any] = _TP2 | {"enable_expert_parallel": True}
 _F32: dict[str, Any] = {"dtype": "float32"}
 
 ROWS: dict[str, Spec] = {
@@ -53,10 +58,21 @@ ROWS: dict[str, Spec] = {
     "mixtral": Spec(_family("mixtral")),
     "mixtral run as float32": Spec(_family("mixtral"), _F32),
     "mixtral TP=2": Spec(_family("mixtral"), _TP2),
+    "mixtral TP=2, padded shards": Spec(_family("mixtral", intermediate_size=96), _TP2),
+    "llama TP=2, uneven vocabulary": Spec(_family("llama", vocab_size=321), _TP2),
     "qwen3-moe, two files": Spec(_sharded),
     "qwen3-moe TP=2": Spec(_family("qwen3-moe"), _TP2),
     "olmoe": Spec(_family("olmoe")),
     "granite-moe": Spec(_family("granite-moe"), always=True),
+    "qwen3-moe EP=2": Spec(_family("qwen3-moe"), _EP2, generates=False, owner=lambda e: [e // 4]),
+    "qwen3-moe EP=2 round robin": Spec(
+        _family("qwen3-moe"),
+        _EP2 | {"expert_placement_strategy": "round_robin"},
+        generates=False,
+        owner=lambda e: [e % 2],
+    ),
+    "gpt-oss EP=2": Spec(_family("gpt-oss"), _EP2, generates=False, owner=lambda e: [e // 4]),
+    "mixtral EP=2": Spec(_family("mixtral"), _EP2, generates=False, owner=lambda e: [e // 4]),
     "deepseek-v2": Spec(_family("deepseek-v2"), always=True),
     "deepseek-v2 float32": Spec(_family("deepseek-v2", "float32"), _F32),
     "deepseek-v2 TP=2": Spec(_family("deepseek-v2"), _TP2),

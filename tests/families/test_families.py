@@ -40,7 +40,14 @@ class Rig:
         for name in names:
             folder = self._folder / name.replace(" ", "-").replace(",", "")
             ROWS[name].make(folder)
-            rows.append({"name": name, "folder": str(folder), "options": ROWS[name].options})
+            rows.append(
+                {
+                    "name": name,
+                    "folder": str(folder),
+                    "options": ROWS[name].options,
+                    "generates": ROWS[name].generates,
+                }
+            )
         listed = self._folder / f"rows-{len(names)}.json"
         listed.write_text(json.dumps(rows))
         log = self._folder / f"rows-{len(names)}.log"
