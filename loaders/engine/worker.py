@@ -42,7 +42,7 @@ class GraftWorker:
             self.graft_jobs = {}
             folder = Path(os.environ.get("GRAFT_SHARD_DIR") or tempfile.gettempdir())
             self.graft_session = Session(
-                worker.rank, worker.vllm_config, worker.model_runner.get_model(), folder
+                _rank_of(worker), worker.vllm_config, worker.model_runner.get_model(), folder
             )
 
         if self.graft_session is not None:
@@ -50,7 +50,7 @@ class GraftWorker:
         _, error = guarded(build)
         if error is not None:
             self.graft_failure = error.detail
-        return Answer(nonce=nonce, rank=worker.rank, boot="", error=error).model_dump_json()
+        return Answer(nonce=nonce, rank=_rank_of(worker), boot="", error=error).model_dump_json()
 
     def graft_answer(self, nonce: str, function: Callable[[], BaseModel | None]) -> str:
         """Call `function` and put what it returns or raises into an answer."""
@@ -59,7 +59,7 @@ class GraftWorker:
         if session is None:
             refusal = ProblemError(Code.NOT_SUPPORTED, self.graft_failure)
             _, error = guarded(lambda: _raise(refusal))
-            return Answer(nonce=nonce, rank=worker.rank, boot="", error=error).model_dump_json()
+            return Answer(nonce=nonce, rank=_rank_of(worker), boot="", error=error).model_dump_json()
         value, error = guarded(function)
         dumped = value.model_dump(mode="json") if isinstance(value, BaseModel) else None
         return Answer(
@@ -174,7 +174,7 @@ class GraftWorker:
         running = self.graft_jobs[job]
         if not running.poll():
             return Answer(
-                nonce=nonce, rank=worker.rank, boot=session.boot, pending=True, served=running.served
+                nonce=nonce, rank=_rank_of(worker), boot=session.boot, pending=True, served=running.served
             ).model_dump_json()
         return self.graft_answer(nonce, self.graft_jobs.pop(job).result)
 
@@ -200,6 +200,13 @@ class Running(BaseModel):
 
     version: int
     requests: tuple[str, ...]
+
+
+def _rank_of(worker: Any) -> int:
+    """Number of the worker among those of all data-parallel engines, each of which counts from 0."""
+    parallel = worker.vllm_config.parallel_config
+    rank: int = parallel.data_parallel_index * parallel.world_size + worker.rank
+    return rank
 
 
 def _requests(runner: Any) -> tuple[str, ...]:

@@ -19,19 +19,26 @@ class Stacks:
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._alive: OrderedDict[tuple[Path, int], Stack] = OrderedDict()
+        self._alive: OrderedDict[tuple[Path, int, str], Stack] = OrderedDict()
 
-    def on(self, model: Path, ranks: int = 1, max_model_len: int = 1024, **variables: str) -> Stack:
+    def on(
+        self,
+        model: Path,
+        ranks: int = 1,
+        max_model_len: int = 1024,
+        parallel: str = "tensor",
+        **variables: str,
+    ) -> Stack:
         """The stack that serves this checkpoint folder on so many ranks; two ranks take both cores."""
-        key = (model, ranks)
+        key = (model, ranks, parallel)
         if key not in self._alive:
             while sum(stack.ranks for stack in self._alive.values()) + ranks > CORES:
                 self._alive.popitem(last=False)[1].stop()
-            folder = self._root / f"stack-{model.name}-{ranks}"
+            folder = self._root / f"stack-{model.name}-{ranks}-{parallel}"
             folder.mkdir(exist_ok=True)
             taken = {stack.cores for stack in self._alive.values()}
             cores = "0|1" if ranks == 2 else min({"0", "1"} - taken, default="0")
-            stack = Stack(model, folder, cores, variables)
+            stack = Stack(model, folder, cores, variables, parallel)
             stack.start(max_model_len)
             self._alive[key] = stack
         self._alive.move_to_end(key)

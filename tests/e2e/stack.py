@@ -47,6 +47,8 @@ class Stack:
     """CPU cores of the ranks, `|` between them; engines on the same cores wait for each other."""
     variables: dict[str, str] = field(default_factory=dict)
     """Of the environment, beside those that every stack has."""
+    parallel: str = "tensor"
+    """How the ranks share the work: `tensor` or `data` parallel."""
     admin: str = ""
     inference: str = ""
     process: subprocess.Popen[bytes] | None = None
@@ -78,7 +80,7 @@ class Stack:
             *("--port", self.admin.rpartition(":")[2], "--engine-port", self.inference.rpartition(":")[2]),
             *("--state-dir", str(self.folder / "state")),
             *("--", "--enforce-eager", "--enable-scale-out", "--max-model-len", str(max_model_len)),
-            *("--tensor-parallel-size", str(self.ranks)),
+            *(f"--{self.parallel}-parallel-size", str(self.ranks)),
         ]
         environment = os.environ | {
             "GRAFT_FAILPOINTS": str(self.failpoints),
