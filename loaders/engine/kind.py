@@ -9,6 +9,7 @@ every tensor and in the outputs of the kernels.
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 import torch
@@ -63,21 +64,20 @@ def signature(twin: Assembly) -> tuple[Any, ...]:
     )
 
 
-def _nature(value: Any) -> tuple[Any, ...]:
+def _nature(value: Any, depth: int = 4) -> tuple[Any, ...]:
     """Class of an object, its plain members, and the nature of the objects that it owns."""
     members = vars(value) if hasattr(value, "__dict__") else {}
     plain = {
         name: member
         for name, member in members.items()
-        if isinstance(member, bool | int | float | str | torch.dtype)
+        if isinstance(member, bool | int | float | str | torch.dtype | Enum)
         and not name.endswith(("prefix", "name", "idx", "id"))
     }
     owned = {
-        name: f"{type(member).__module__}.{type(member).__qualname__}"
-        for name, member in members.items()
-        if is_owned(member)
+        name: _nature(member, depth - 1) for name, member in members.items() if depth and is_owned(member)
     }
-    return (type(value), tuple(sorted(plain.items())), tuple(sorted(owned.items())))
+    kind = f"{type(value).__module__}.{type(value).__qualname__}"
+    return (kind, tuple(sorted(plain.items())), tuple(sorted(owned.items())))
 
 
 def own_parameters(module: nn.Module) -> dict[str, nn.Parameter]:

@@ -22,6 +22,8 @@ class Spec:
     """Whether vLLM's CPU engine can generate in this layout; if not, digests alone tell."""
     owner: Callable[[int, int], list[int]] | None = None
     """Ranks that hold the expert of that number in that layer; none: all."""
+    reference: bool = False
+    """Whether it needs one of the operations in `reference`."""
     may_stay: tuple[str, ...] = ()
     """Ends of names of what is derived from a few elements only, and so may be the same after a change."""
 
@@ -97,7 +99,7 @@ ROWS: dict[str, Spec] = {
     "llama compiled": Spec(_family("llama"), {"enforce_eager": False}),
     "llama with a LoRA adapter": Spec(_adapted, {"enable_lora": True, "max_lora_rank": 8}, always=True),
     "llama quantised online to fp8": Spec(
-        _family("llama"), {"quantization": "fp8"}, always=True, may_stay=("weight_scale",)
+        _family("llama"), {"quantization": "fp8"}, always=True, reference=True, may_stay=("weight_scale",)
     ),
     "llama tied": Spec(_family("llama-tied")),
     "llama re-tied": Spec(_retied, always=True),

@@ -8,12 +8,14 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.families.rows import ROWS
+from tests.families.table import DOCUMENT, DOCUMENTED, features, line
 
 Found = dict[str, Any]
 CONSTANTS = ("_k_scale", "_v_scale", "_q_scale", "_prob_scale", "_k_scale_cpu", "_v_scale_cpu", "_expert_map")
@@ -57,8 +59,8 @@ class Rig:
                 cwd=Path(__file__).parents[2],
                 env=os.environ | {"VLLM_CPU_OMP_THREADS_BIND": "0|1"},
             )
-        for line in done.stdout.splitlines():
-            found = json.loads(line)
+        for text in done.stdout.splitlines():
+            found = json.loads(text)
             self._found[found["name"]] = found
         for name in names:
             self._found.setdefault(name, {"error": log.read_text()[-3000:]})
@@ -110,6 +112,18 @@ def test_s5_again_and_again_and_back(found: Found) -> None:
     """Ten commits in a row on one tensor, of several kinds, and back; then back to the start: bit for bit."""
     assert found["ten_on_one_and_back"]
     assert found["rollback"]
+
+
+@pytest.mark.parametrize("row", [param for param in _ALL if param.values[0] in DOCUMENTED])
+def test_the_documented_table_is_true(rig: Rig, row: str) -> None:
+    """docs/treatments.md says of the row what the engine says, down to numbers on the CPU that it names."""
+    counts = Counter(rig.row(row)["treatments"].values())
+    document = DOCUMENT.read_text()
+    if f"on a CPU with: {features()}." in document:
+        assert line(row, counts, ROWS[row]) in document.splitlines()
+    else:
+        (said,) = (text for text in document.splitlines() if text.startswith(f"| {row} |"))
+        assert int(said.split("|")[4]) == counts["unsupported"]
 
 
 def test_nothing_is_refused(found: Found) -> None:
