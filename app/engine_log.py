@@ -6,6 +6,7 @@ from pathlib import Path
 _TAIL_BYTES = 64 * 1024
 # "(EngineCore pid=7) INFO 11-29 21:33:38 [weight_utils.py:12] Loading weights took 2 s"
 _MESSAGE = re.compile(r"^(?:\(\w+[^)]*\)\s*)?(?:DEBUG|INFO|WARNING|ERROR)\s+\S+\s+\S+\s+\[[^\]]*\]\s*(.*)")
+_ERROR = re.compile(r"(?:^|\s)(\w*(?:Error|Exception): .*)$", re.MULTILINE)
 _BAR = re.compile(r"\d%")
 
 
@@ -20,6 +21,11 @@ def last_lines(path: Path, count: int) -> list[str]:
     # Progress bars return to the start of their line instead of ending it.
     lines = re.split(r"[\r\n]+", text)
     return [line.rstrip() for line in lines if line.strip()][-count:]
+
+
+def errors(text: str) -> list[str]:
+    """The distinct exceptions that the engine's output tells of, the first one (the root cause) first."""
+    return list(dict.fromkeys(_ERROR.findall(text)))
 
 
 def doing(path: Path) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from rich.table import Table
 
+from app.engine_log import errors
 from app.supported import InstalledVllm
 from schemas.bridge import EngineDescription
 from schemas.model import CheckpointTensor
@@ -17,7 +18,7 @@ _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
 class ProbeError(Exception):
-    """The engine could not load the checkpoint; the text is the end of what it said."""
+    """The engine could not load the checkpoint; the text is what it said of that."""
 
 
 def run_probe(
@@ -34,7 +35,8 @@ def run_probe(
     argv = [sys.executable, "-P", "-m", COMMAND, model, *vllm_args]
     done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise ProbeError("\n".join(done.stderr.splitlines()[-_LAST_LINES:]))
+        found = errors(done.stderr) or done.stderr.splitlines()[-_LAST_LINES:]
+        raise ProbeError("\n".join(found))
     return EngineDescription.model_validate_json(done.stdout)
 
 

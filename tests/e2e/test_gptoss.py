@@ -34,7 +34,7 @@ def seen(stack: Stack) -> tuple[list[Answer], dict[str, str]]:
 
 
 @pytest.mark.parametrize("time", ["once", "twice"])
-def test_every_expert_with_its_own_weights_changes_nothing(
+def test_s1_every_expert_with_its_own_weights_changes_nothing(
     gptoss: Stack, weights: Weights, time: str
 ) -> None:
     """Uploading every expert one by one, unchanged, leaves tokens, log-probabilities and digests."""
@@ -47,7 +47,7 @@ def test_every_expert_with_its_own_weights_changes_nothing(
 
 
 @pytest.mark.parametrize("time", ["once", "twice"])
-def test_every_tensor_as_patch_with_its_own_values_changes_nothing(
+def test_s4_every_tensor_as_patch_with_its_own_values_changes_nothing(
     gptoss: Stack, weights: Weights, time: str
 ) -> None:
     """Every tensor as a dense and as a sparse identity patch leaves everything as it was."""
@@ -60,7 +60,7 @@ def test_every_tensor_as_patch_with_its_own_values_changes_nothing(
 
 
 @pytest.mark.parametrize("time", ["once", "twice"])
-def test_checkpoint_file_as_plain_body_changes_nothing(gptoss: Stack, gptoss_model: Path, time: str) -> None:
+def test_s5_checkpoint_file_as_plain_body_changes_nothing(gptoss: Stack, gptoss_model: Path, time: str) -> None:
     """The checkpoint file itself, sent as it is, leaves everything as it was."""
     before = seen(gptoss)
     (file,) = gptoss_model.glob("*.safetensors")
@@ -68,7 +68,7 @@ def test_checkpoint_file_as_plain_body_changes_nothing(gptoss: Stack, gptoss_mod
     assert seen(gptoss) == before
 
 
-def test_one_expert_uploaded_leaves_all_others(gptoss: Stack, weights: Weights) -> None:
+def test_s1_one_expert_uploaded_leaves_all_others(gptoss: Stack, weights: Weights) -> None:
     """A changed expert reads back as sent, and every other tensor bit for bit as before."""
     version = gptoss.version()
     sent = {name: torch.randn(t.shape).to(t.dtype) for name, t in weights.expert(1, 5).items()}
@@ -86,7 +86,7 @@ def test_one_expert_uploaded_leaves_all_others(gptoss: Stack, weights: Weights) 
     gptoss.rollback(version)
 
 
-def test_one_element_patched_changes_one_element(gptoss: Stack, weights: Weights) -> None:
+def test_s4_one_element_patched_changes_one_element(gptoss: Stack, weights: Weights) -> None:
     """One element of every tensor patched: exactly that element differs in the read-back."""
     version = gptoss.version()
     for name, tensor in weights.tensors.items():
@@ -169,7 +169,7 @@ def test_versions_are_stamped_on_completions(gptoss: Stack, weights: Weights) ->
     assert gptoss.stamped_version(SHORT) == {str(version + 2)}
 
 
-def test_accumulated_changes_equal_a_fresh_engine(
+def test_s4_accumulated_changes_equal_a_fresh_engine(
     gptoss: Stack, weights: Weights, stacks: Stacks, root: Path
 ) -> None:
     """A long series of changes of all kinds ends where a fresh engine on the same weights starts.

@@ -37,7 +37,7 @@ def found(gptoss_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.mark.parametrize("way", ["stream_expert", "patch_expert", "reload_expert"])
-def test_own_weights_survive_graft_and_not_the_naive_way(found: Any, way: str) -> None:
+def test_s5_own_weights_survive_graft_and_not_the_naive_way(found: Any, way: str) -> None:
     """The model's own weights sent again: the same tokens through Graft, others through vLLM's way."""
     assert found[way]["graft"] == found[way]["first"]
     assert found[way]["naive"] != found[way]["first"]
@@ -50,7 +50,7 @@ def test_addresses_of_live_tensors_stay(found: Any) -> None:
     assert found["addresses"]["same"]
 
 
-def test_reload_from_changed_file_is_not_the_changed_model(found: Any) -> None:
+def test_s5_reload_from_changed_file_is_not_the_changed_model(found: Any) -> None:
     """vLLM's reload from a folder with other experts reports success and serves something else."""
     assert found["reload_changed"]["fresh"] != found["reload_changed"]["first"]
     assert found["reload_changed"]["naive"] != found["reload_changed"]["fresh"]

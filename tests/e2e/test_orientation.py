@@ -26,7 +26,7 @@ def numbered(shape: torch.Size) -> torch.Tensor:
     return (pattern.float() / pattern.numel()).to(torch.bfloat16)
 
 
-def test_square_expert_matrices_keep_their_orientation(square: Stack, square_weights: Weights) -> None:
+def test_s1_square_expert_matrices_keep_their_orientation(square: Stack, square_weights: Weights) -> None:
     """With hidden = intermediate, an expert sent comes back untransposed, and so does a single element."""
     version = square.version()
     sent = {

@@ -49,7 +49,7 @@ def test_text_changes_and_comes_back(demo_stack: Stack, weights: Weights) -> Non
 
 
 @pytest.mark.parametrize("time", ["once", "twice"])
-def test_every_expert_with_its_own_weights_changes_nothing(
+def test_s1_every_expert_with_its_own_weights_changes_nothing(
     demo_stack: Stack, weights: Weights, time: str
 ) -> None:
     """Uploading all 120 experts one by one, unchanged, leaves tokens, log-probabilities and digests."""
@@ -61,7 +61,7 @@ def test_every_expert_with_its_own_weights_changes_nothing(
 
 
 @pytest.mark.parametrize("time", ["once", "twice"])
-def test_every_tensor_as_patch_with_its_own_values_changes_nothing(
+def test_s4_every_tensor_as_patch_with_its_own_values_changes_nothing(
     demo_stack: Stack, weights: Weights, time: str
 ) -> None:
     """Every tensor as a dense and as a sparse identity patch leaves everything as it was."""
@@ -79,7 +79,7 @@ def test_every_tensor_as_patch_with_its_own_values_changes_nothing(
 
 
 @pytest.mark.parametrize("time", ["once", "twice"])
-def test_checkpoint_file_as_plain_body_changes_nothing(
+def test_s5_checkpoint_file_as_plain_body_changes_nothing(
     demo_stack: Stack, demo_model: Path, time: str
 ) -> None:
     """The checkpoint file itself, 750 MB sent as it is, leaves everything as it was."""
@@ -89,7 +89,7 @@ def test_checkpoint_file_as_plain_body_changes_nothing(
     assert seen(demo_stack) == before
 
 
-def test_one_expert_uploaded_leaves_all_others(demo_stack: Stack, weights: Weights) -> None:
+def test_s1_one_expert_uploaded_leaves_all_others(demo_stack: Stack, weights: Weights) -> None:
     """One changed expert: its neighbours read back bit for bit, and no digest but its layer's changes."""
     version = demo_stack.version()
     before = demo_stack.digests()
@@ -111,7 +111,7 @@ def test_one_expert_uploaded_leaves_all_others(demo_stack: Stack, weights: Weigh
     demo_stack.rollback(version)
 
 
-def test_accumulated_changes_equal_a_fresh_engine(
+def test_s4_accumulated_changes_equal_a_fresh_engine(
     demo_stack: Stack, weights: Weights, stacks: Stacks, root: Path
 ) -> None:
     """Changes of all kinds accumulate to what a fresh engine has; rollbacks bring all of it back."""

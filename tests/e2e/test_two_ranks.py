@@ -46,7 +46,7 @@ def seen(stack: Stack) -> tuple[list[Answer], dict[str, str]]:
     return answers(stack), stack.digests()
 
 
-def test_own_weights_change_nothing_on_two_ranks(stack: Stack, weights: Weights, model: Path) -> None:
+def test_s1_own_weights_change_nothing_on_two_ranks(stack: Stack, weights: Weights, model: Path) -> None:
     """Experts, every tensor dense and sparse, and the whole file, all unchanged, twice: nothing changes."""
     before = seen(stack)
     for _ in range(2):

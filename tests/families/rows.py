@@ -79,6 +79,8 @@ ROWS: dict[str, Spec] = {
     "qwen3-moe, two files": Spec(_sharded),
     "qwen3-moe TP=2": Spec(_family("qwen3-moe"), _TP2),
     "olmoe": Spec(_family("olmoe")),
+    "olmoe TP=2": Spec(_family("olmoe"), _TP2),
+    "granite-moe TP=2": Spec(_family("granite-moe"), _TP2),
     "granite-moe": Spec(_family("granite-moe"), always=True),
     "qwen3-moe EP=2": Spec(_family("qwen3-moe"), _EP2, generates=False, owner=_linear),
     "qwen3-moe EP=2 round robin": Spec(
@@ -102,6 +104,7 @@ ROWS: dict[str, Spec] = {
         _family("llama"), {"quantization": "fp8"}, always=True, reference=True, may_stay=("weight_scale",)
     ),
     "llama tied": Spec(_family("llama-tied")),
+    "llama tied TP=2": Spec(_family("llama-tied"), _TP2),
     "llama re-tied": Spec(_retied, always=True),
     "llama W8A8": Spec(_w8a8, always=True),
     "llama W8A8 TP=2": Spec(_w8a8, _TP2),

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.families.models import make_family
 from tests.families.rows import ROWS
 from tests.families.table import DOCUMENT, DOCUMENTED, features, line
 
@@ -136,3 +137,14 @@ def test_one_of_two_tied_tensors_alone_is_refused(rig: Rig) -> None:
     alone = rig.row("llama re-tied")["alone"]
     assert sorted(alone) == ["lm_head.weight", "model.embed_tokens.weight"]
     assert all("tied_tensor" in reason for reason in alone.values())
+
+
+@pytest.mark.long
+def test_s1_uneven_experts_are_refused_by_vllm_itself(tmp_path: Path) -> None:
+    """Experts 48 wide on each of two ranks: the CPU engine has no kernel, and `graft probe` says so."""
+    folder = make_family("gpt-oss", tmp_path / "model", intermediate_size=96)
+    command = [str(Path(sys.executable).parent / "graft"), "probe", str(folder), "--"]
+    options = ["--enforce-eager", "--max-model-len", "256", "--tensor-parallel-size", "2"]
+    done = subprocess.run([*command, *options], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "No Unquantized MoE backend supports the deployment configuration" in done.stderr
