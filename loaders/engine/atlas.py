@@ -13,43 +13,21 @@ from typing import Any
 import torch
 from torch import nn
 from vllm.config import VllmConfig
-from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 
 from loaders.engine.checkpoint import CHECKPOINT_DTYPE, Checkpoint
-from loaders.engine.dependents import Assembly, assemblies, collect_all
-from loaders.engine.hidden import hidden_copies
-from loaders.engine.kind import Kind, learn, own_parameters, signature, unsupported
+from loaders.engine.closure import Closure, closures_of
 from loaders.engine.layout import Layout
-from loaders.engine.proofs import Proofs
 from loaders.engine.provenance import Region
 from loaders.engine.spot import Spot, identity
-from loaders.engine.state import ModuleState, is_dense, span
+from loaders.engine.state import is_dense, span
 from loaders.engine.ties import Ties, live_ties
 from loaders.engine.trace import Traced, trace
 from loaders.engine.twin import build_twin
-from loaders.engine.workshop import Workshop, quant_method
+from loaders.engine.workshop import Workshop
 from schemas.model import CheckpointTensor, Treatment
 
 NOT_LOADED = "the engine does not load it"
 """Reason of a tensor that has no place on a rank; another rank may hold it."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Closure:
-    """A module and its dependents, live and as twin: parameters and all that is derived from them."""
-
-    name: str
-    live: Assembly
-    twin: Assembly
-    kind: Kind
-    state: ModuleState
-    """State of the live modules; its tensors are the ones that the kernels read."""
-    sites: dict[str, str]
-    """Local parameter name → site."""
-
-    def target(self, path: str) -> str:
-        """Name of the runtime tensor that `path` leads to."""
-        return self.live.named(path, self.name)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -115,7 +93,7 @@ def build_atlas(
     """Build twin, trace and treatments for the model that this worker serves."""
     twin = build_twin(vllm_config, live)
     traced = trace(twin, checkpoint.tensors)
-    closures = _closures(vllm_config, workshop, live, twin)
+    closures = closures_of(vllm_config, workshop, live, twin)
     targets = {
         closure.target(path): span(tensor)
         for closure in closures.values()
@@ -151,59 +129,6 @@ def build_atlas(
     )
 
 
-def _kind_of(
-    vllm_config: VllmConfig, workshop: Workshop, assembly: Assembly, proofs: Proofs, key: object
-) -> Kind:
-    """Proved now or at an earlier start, unless where the weights are changes behind Graft's back."""
-    if vllm_config.parallel_config.enable_eplb and isinstance(assembly.module, RoutedExperts):
-        return unsupported(assembly.module, "expert load balancing (EPLB) moves experts between slots")
-    known = proofs.find(key)
-    if known is None:
-        known = learn(workshop, assembly)
-        proofs.keep(key, known)
-    return known
-
-
-def _closures(
-    vllm_config: VllmConfig, workshop: Workshop, live: nn.Module, twin: nn.Module
-) -> dict[str, Closure]:
-    kinds: dict[object, Kind] = {}
-    proofs = Proofs.of(vllm_config)
-    first_names: dict[int, str] = {}
-    for name, parameter in twin.named_parameters(remove_duplicate=False):
-        first_names.setdefault(id(parameter), name)
-    live_modules = dict(live.named_modules())
-    closures = {}
-    for name, assembly in assemblies(twin).items():
-        key = signature(assembly)
-        if key not in kinds:
-            kinds[key] = _kind_of(vllm_config, workshop, assembly, proofs, key)
-        living = assembly.like(live_modules, name)
-        closures[name] = Closure(
-            name,
-            living,
-            assembly,
-            kinds[key],
-            _live_state(living, kinds[key]),
-            {
-                local: first_names[id(parameter)]
-                for local, parameter in own_parameters(assembly.module).items()
-            },
-        )
-    return closures
-
-
-def _live_state(live: Assembly, kind: Kind) -> ModuleState:
-    """All state of the module, and of dependents what was seen to be derived."""
-    state = collect_all(live)
-    state.tensors = {
-        path: tensor
-        for path, tensor in state.tensors.items()
-        if not path.startswith("@") or path in kind.tensors
-    }
-    return state
-
-
 def _sites(closures: dict[str, Closure], targets: dict[str, torch.Tensor]) -> dict[str, Site]:
     users: dict[str, list[tuple[Closure, str]]] = defaultdict(list)
     for closure in closures.values():
@@ -218,22 +143,19 @@ def _site(name: str, using: list[tuple[Closure, str]], targets: dict[str, torch.
     problems = []
     for closure, local in using:
         kind = closure.kind.parameters[local]
-        if kind.treatment is Treatment.UNSUPPORTED:
-            problems.append(f"{closure.name}: {kind.reason}")
+        problems += closure.problems(local)
         if kind.treatment is Treatment.REBUILT:
             rebuilds.append(closure.name)
-        problems += _mismatches(closure)
-        problems += _copies(closure, local)
         for spot in kind.spots:
-            name, target = closure.target(spot.path), targets.get(closure.target(spot.path))
-            if target is None:
-                problems.append(f"{name} is not where it was learned to be")
+            where = closure.target(spot.path)
+            if where in targets:
+                spots.setdefault(targets[where].data_ptr(), (where, spot))
             else:
-                spots.setdefault(target.data_ptr(), (name, spot))
+                problems.append(f"{where} is not where it was learned to be")
     parameter = using[0][0].twin.module._parameters[using[0][1]]
     assert parameter is not None
     found = tuple(spots.values())
-    sharded = any(map(_rebuilt, using)) and not any(spot.is_identity for _, spot in found)
+    sharded = any(closure.rebuilt for closure, _ in using) and not any(spot.is_identity for _, spot in found)
     return Site(
         name,
         tuple(parameter.shape),
@@ -244,42 +166,6 @@ def _site(name: str, using: list[tuple[Closure, str]], targets: dict[str, torch.
         sharded,
         problems[0] if problems else None,
     )
-
-
-def _rebuilt(use: tuple[Closure, str]) -> bool:
-    """Whether some parameter of the closure is rebuilt: then all of them are needed in checkpoint format."""
-    return any(kind.treatment is Treatment.REBUILT for kind in use[0].kind.parameters.values())
-
-
-def _sizes(closure: Closure) -> list[str]:
-    """Each runtime tensor must hold the parameter's blocks, as many as were not learned too."""
-    wrong = []
-    for local, parameter in own_parameters(closure.twin.module).items():
-        for spot in closure.kind.parameters[local].spots:
-            numel = parameter.numel()
-            wanted = numel if spot.is_identity else numel // spot.src_block * spot.dst_block
-            tensor = closure.state.tensors.get(spot.path)
-            if tensor is not None and (tensor.numel() != wanted or not is_dense(tensor)):
-                wrong.append(f"{closure.target(spot.path)} has {tensor.numel()} elements, or gaps")
-    return wrong
-
-
-def _mismatches(closure: Closure) -> list[str]:
-    """The live module must look as its kind did when it was proved."""
-    found = {path: tensor.dtype for path, tensor in closure.state.tensors.items()}
-    if found != closure.kind.tensors or tuple(closure.state.handles) != closure.kind.handles:
-        return [f"{closure.name} holds other state than its kind: {sorted(found)}"]
-    if closure.state.sharing() != closure.kind.sharing:
-        return [f"{closure.name} shares memory otherwise than its kind: {sorted(closure.state.sharing())}"]
-    return _sizes(closure)
-
-
-def _copies(closure: Closure, local: str) -> list[str]:
-    """Where nothing is processed nothing was proved either, so copies are looked for."""
-    if quant_method(closure.twin.module) is not None:
-        return []
-    copy = hidden_copies(closure.live.module).get(local)
-    return [f"{closure.name} keeps a copy of {local} at {copy}"] if copy else []
 
 
 def _refuse_partial_ties(sites: dict[str, Site], ties: Ties) -> None:
@@ -297,8 +183,8 @@ def _tied_tensors(ties: Ties, into: Mapping[str, list[Region]]) -> dict[str, str
     """Checkpoint tensor → another one that lives in the same memory, which is itself left out."""
     roots: dict[str, str] = {}
     for group in set(ties.values()):
-        root, *others = sorted(region.tensor for name in group for region in into.get(name, ()))
-        roots |= {name: root for name in others if name != root}
+        names = sorted({region.tensor for name in group for region in into.get(name, ())})
+        roots |= dict.fromkeys(names[1:], *names[:1])
     return roots
 
 

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 import torch
 from blake3 import blake3
 
-from loaders.engine.atlas import Atlas, Closure
+from loaders.engine.atlas import Atlas
+from loaders.engine.closure import Closure
 from loaders.engine.job import MainThread
 from loaders.engine.move import bytes_of
 from loaders.engine.workshop import Workshop

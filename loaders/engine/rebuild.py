@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import torch
 from vllm._custom_ops import CPUDNNLGEMMHandler
 
-from loaders.engine.atlas import Atlas, Closure, Site
+from loaders.engine.atlas import Atlas, Site
+from loaders.engine.closure import Closure
 from loaders.engine.dependents import Assembly, collect_processed
 from loaders.engine.handles import keep, require_same_shape, swap
 from loaders.engine.job import MainThread

@@ -23,11 +23,13 @@ Ties = dict[str, tuple[str, ...]]
 
 def live_ties(sites: Mapping[str, "Site"], targets: Mapping[str, torch.Tensor]) -> Ties:
     """Which sites share their runtime memory."""
-    owners: dict[int, dict[str, None]] = defaultdict(dict)
+    owners: dict[int, dict[str, str]] = defaultdict(dict)
     for name, site in sites.items():
         for target, _ in site.spots:
-            owners[targets[target].data_ptr()][name] = None
-    return {name: tuple(group) for group in owners.values() if len(group) > 1 for name in group}
+            owners[targets[target].data_ptr()][name] = target
+    # Several parameters that were packed into one tensor have each their own elements of it.
+    tied = [tuple(group) for group in owners.values() if len(set(group.values())) > 1]
+    return {name: group for group in tied for name in group}
 
 
 def require_equal(atlas: "Atlas", touched: Iterable[str], moves: Iterable[Move]) -> None:

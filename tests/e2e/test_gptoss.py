@@ -60,7 +60,9 @@ def test_s4_every_tensor_as_patch_with_its_own_values_changes_nothing(
 
 
 @pytest.mark.parametrize("time", ["once", "twice"])
-def test_s5_checkpoint_file_as_plain_body_changes_nothing(gptoss: Stack, gptoss_model: Path, time: str) -> None:
+def test_s5_checkpoint_file_as_plain_body_changes_nothing(
+    gptoss: Stack, gptoss_model: Path, time: str
+) -> None:
     """The checkpoint file itself, sent as it is, leaves everything as it was."""
     before = seen(gptoss)
     (file,) = gptoss_model.glob("*.safetensors")
