@@ -391,11 +391,16 @@ def test_unknown_is_for_ever(worker: Any, tmp_path: Path) -> None:
 
 
 def test_before_it_has_begun(tmp_path: Path) -> None:
-    """A worker without a session refuses everything with the reason, and raises nothing."""
+    """A worker without a session refuses everything with the reason, and raises nothing.
+
+    Its number counts the ranks of the data-parallel engines before its own.
+    """
     from loaders.engine.worker import GraftWorker
 
     worker: Any = GraftWorker()
     worker.rank = 3
+    parallel = SimpleNamespace(data_parallel_index=2, world_size=4)
+    worker.vllm_config = SimpleNamespace(parallel_config=parallel)
     for answer in (
         worker.graft_state("n"),
         worker.graft_apply("n", "{}"),
@@ -405,7 +410,7 @@ def test_before_it_has_begun(tmp_path: Path) -> None:
         worker.graft_describe("n"),
     ):
         found = json.loads(answer)
-        assert (found["rank"], found["error"]["code"]) == (3, "not_supported")
+        assert (found["rank"], found["error"]["code"]) == (11, "not_supported")
     begun = json.loads(worker.graft_begin("n"))
     assert begun["error"]["code"] == "internal"
     assert json.loads(worker.graft_state("n"))["error"]["detail"] == begun["error"]["detail"]
