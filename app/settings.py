@@ -62,7 +62,7 @@ class Settings(BaseSettings):
     json_s: Seconds = 15
     """Longest time that a JSON body may take."""
 
-    engine_connect_s: Seconds = 2
+    engine_connect_s: Seconds = 10
     engine_probe_s: Seconds = 2
     """Within this time a ready engine answers."""
     engine_answer_s: Seconds = 30

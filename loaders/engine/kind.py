@@ -253,6 +253,8 @@ def _small(shape: tuple[int, ...], twin: nn.Module, experts: int) -> tuple[int, 
 def _draw(generator: torch.Generator, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     if "scale" in name and dtype.is_floating_point and dtype.itemsize > 1:
         return (0.5 + torch.rand(shape, generator=generator)).to(dtype)
+    if "scale" in name and dtype is torch.uint8:  # exponents with a bias of 127, as of MXFP4
+        return torch.randint(124, 131, shape, generator=generator, dtype=torch.uint8)
     if dtype.is_floating_point and dtype.itemsize > 1:
         return torch.randn(shape, generator=generator, dtype=torch.float32).to(dtype)
     raw = torch.randint(0, 100, shape, generator=generator, dtype=torch.uint8)

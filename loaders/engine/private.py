@@ -7,6 +7,7 @@ communicators are shared.
 """
 
 import functools
+import sys
 from collections.abc import Mapping
 from copy import copy
 from enum import Enum
@@ -19,15 +20,25 @@ from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBa
 
 M = TypeVar("M", bound=nn.Module)
 
-_OPAQUE_PACKAGES = ("vllm.config", "vllm.distributed", "vllm.transformers_utils")
+_SHARED = ("vllm.config", "vllm.distributed", "vllm.transformers_utils")
+"""Packages of vLLM whose objects belong to the whole engine."""
+_LIBRARIES = sys.stdlib_module_names | {
+    "torch",
+    "numpy",
+    "transformers",
+    "triton",
+    "pydantic",
+    "zmq",
+    "msgspec",
+}
 
 
 def is_owned(value: Any) -> bool:
-    """Whether this is an object of vLLM's that belongs to the module that has it."""
+    """Whether this is an object of vLLM's, or of a plugin's, that belongs to the module that has it."""
     package = type(value).__module__
     return (
-        package.startswith("vllm.")
-        and not package.startswith(_OPAQUE_PACKAGES)
+        package.partition(".")[0] not in _LIBRARIES
+        and not package.startswith(_SHARED)
         and not isinstance(value, torch.Tensor | Enum | type)
         and (not isinstance(value, nn.Module) or isinstance(value, QuantizeMethodBase))
     )

@@ -160,6 +160,27 @@ def tensors_of(path: Path) -> dict[str, torch.Tensor]:
     return {name: t for file in sorted(path.glob("*.safetensors")) for name, t in load_file(file).items()}
 
 
+def quantise_mxfp4(path: Path, out: Path, *, seed: int = 7) -> Path:
+    """A copy of a gpt-oss with its experts in MXFP4: seeded codes in blocks of 32 with an exponent each."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def quantise(tensors: dict[str, torch.Tensor]) -> None:
+        for name in [n for n in tensors if n.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
+            experts, inputs, outputs = tensors.pop(name).shape
+            blocks = (experts, outputs, inputs // 32)
+            tensors[f"{name}_blocks"] = torch.randint(
+                256, (*blocks, 16), generator=generator, dtype=torch.uint8
+            )
+            tensors[f"{name}_scales"] = torch.randint(
+                122, 126, blocks, generator=generator, dtype=torch.uint8
+            )
+
+    change(path, out, quantise)
+    config = json.loads((out / "config.json").read_text())
+    (out / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "mxfp4"}}))
+    return out
+
+
 def add_adapter(path: Path, *, rank: int = 8) -> Path:
     """Put a seeded LoRA adapter for the attention and the MLP into the folder."""
     generator = torch.Generator().manual_seed(9)

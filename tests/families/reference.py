@@ -3,6 +3,8 @@
 import torch
 from vllm import _custom_ops
 
+from tests.families import reference_mxfp4
+
 
 def scaled_fp8_quant(
     values: torch.Tensor,
@@ -25,3 +27,4 @@ def scaled_fp8_quant(
 def install() -> None:
     """Put them in the place of vLLM's, in this process."""
     _custom_ops.scaled_fp8_quant = scaled_fp8_quant
+    reference_mxfp4.install()

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from loaders.engine.toy_model import EXPERTS
-from tests.families.models import add_adapter, make_family, quantise_w8a8, retie, shard
+from tests.families.models import add_adapter, make_family, quantise_mxfp4, quantise_w8a8, retie, shard
 
 Make = Callable[[Path], object]
 
@@ -40,6 +40,10 @@ def _retied(path: Path) -> None:
     retie(make_family("llama-tied", path.with_name(f"{path.name}-plain")), path)
 
 
+def _mxfp4(path: Path) -> None:
+    quantise_mxfp4(make_family("gpt-oss", path.with_name(f"{path.name}-plain")), path)
+
+
 def _adapted(path: Path) -> None:
     add_adapter(make_family("llama", path))
 
@@ -71,6 +75,7 @@ ROWS: dict[str, Spec] = {
     "gpt-oss float32 run as bfloat16": Spec(_family("gpt-oss", "float32"), always=True),
     "gpt-oss compiled": Spec(_family("gpt-oss"), {"enforce_eager": False}, always=True),
     "gpt-oss TP=2": Spec(_family("gpt-oss"), _TP2),
+    "gpt-oss MXFP4": Spec(_mxfp4, always=True, reference=True),
     "mixtral": Spec(_family("mixtral")),
     "mixtral run as float32": Spec(_family("mixtral"), _F32),
     "mixtral TP=2": Spec(_family("mixtral"), _TP2),
