@@ -34,16 +34,26 @@ class CollectiveProcessing(ValueError):
     """Processing exchanges something between ranks, which may not be at it at the same time."""
 
 
+_COLLECTIVES = ("all_reduce", "allreduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
+"""What is in the names of vLLM's own operations that wait for other ranks."""
+
+
 class _WithoutCollectives(TorchDispatchMode):
     """Refuses operations that wait for other ranks."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        namespace, _, name = func._schema.name.partition("::")
-        if namespace in ("c10d", "_c10d_functional", "vllm") or name.startswith("shm_"):
+        if _is_collective(func._schema.name):
             raise CollectiveProcessing(f"its processing needs all ranks at once ({func._schema.name})")
         return func(*args, **(kwargs or {}))
+
+
+def _is_collective(qualified: str) -> bool:
+    namespace, _, name = qualified.partition("::")
+    if namespace == "vllm":
+        return any(part in name for part in _COLLECTIVES)
+    return namespace in ("c10d", "_c10d_functional") or name.startswith("shm_")
 
 
 class Workshop:
