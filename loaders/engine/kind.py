@@ -86,7 +86,7 @@ def own_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def learn(workshop: Workshop, twin: Assembly) -> Kind:
-    """Learn and prove the treatment of each parameter of the twin's kind."""
+    """Learn and prove the treatment of each parameter of the twin's kind; what fails is unsupported."""
     parameters = own_parameters(twin.module)
     if quant_method(twin.module) is None and not twin.dependents:
         return Kind(
@@ -102,6 +102,9 @@ def learn(workshop: Workshop, twin: Assembly) -> Kind:
         return _Bench(workshop, twin).learn()
     except (NoProbe, ValueError) as error:
         return unsupported(twin.module, str(error))
+    except Exception as error:  # noqa: BLE001 - processing may raise what it likes; the engine serves nevertheless
+        _log.debug("could not be learned", exc_info=True)
+        return unsupported(twin.module, f"could not be learned: {type(error).__name__}: {error}")
 
 
 def unsupported(twin: nn.Module, reason: str) -> Kind:
@@ -186,40 +189,38 @@ class _Bench:
         self, name: str, spots: list[Spot], derived: tuple[str, ...], old: Values, new: Values
     ) -> ParameterKind:
         """Patch one parameter of an old module and compare with processing the new value."""
-        target = self._processed({**old, name: new[name]})
+        value = {**old, name: new[name]}
+        target = self._processed(value)
         wanted = self._workshop.outputs(target.module, self._probe)
         patched = self._processed(old)
         if _equal(self._workshop.outputs(patched.module, self._probe), wanted):
             return ParameterKind(
                 Treatment.UNSUPPORTED, (), f"changing {name} does not change the probe's output"
             )
-        for treatment in self._attempts(patched, spots, derived, target, new[name]):
+        for treatment in self._attempts(patched, spots, derived, name, value):
             if self._agree(patched, target, wanted):
                 return ParameterKind(treatment, tuple(spots))
         return ParameterKind(Treatment.UNSUPPORTED, (), f"a patched {name} does not equal a reloaded one")
 
     def _attempts(
-        self,
-        patched: Assembly,
-        spots: list[Spot],
-        derived: tuple[str, ...],
-        target: Assembly,
-        value: torch.Tensor,
+        self, patched: Assembly, spots: list[Spot], derived: tuple[str, ...], name: str, values: Values
     ) -> Iterator[Treatment]:
         """First elements alone; then what is derived from them too, made anew from the new values."""
-        state, made = self._state(patched), self._state(target)
+        state, value = self._state(patched), values[name]
         for spot in spots:
             elements = torch.arange(value.numel())
             span(state.tensors[spot.path])[spot.positions(elements)] = value.reshape(-1)
         if spots:
             yield Treatment.DIRECT
+        if not (state.handles or derived):
+            return
+        # Not taken from the copy that is compared with: processing must come to the same each time.
+        made = self._state(self._processed(values))
         for path in derived:
             state.tensors[path].copy_(made.tensors[path])
         for path, handle in state.handles.items():
             swap(handle, made.handles[path])
-        if state.handles or derived:
-            yield Treatment.REBUILT
-            # `target` was compared through its outputs, taken before its handles left it.
+        yield Treatment.REBUILT
 
     def _agree(self, patched: Assembly, target: Assembly, wanted: list[torch.Tensor]) -> bool:
         ours, theirs = self._state(patched).tensors, self._state(target).tensors
