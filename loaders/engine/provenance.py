@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from itertools import islice, pairwise
+from itertools import islice
 
 import torch
 
@@ -34,8 +34,7 @@ class Region:
     @property
     def lossless(self) -> bool:
         """Whether what the checkpoint holds can be told from what the engine holds."""
-        steps = (self.src_dtype, *self.through, self.dst_dtype)
-        return all(_holds(wide, narrow) for narrow, wide in pairwise(steps))
+        return all(_holds(dtype, self.src_dtype) for dtype in (*self.through, self.dst_dtype))
 
     @property
     def refusal(self) -> str | None:

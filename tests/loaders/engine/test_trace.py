@@ -190,7 +190,7 @@ def test_copied_twice_is_one_region() -> None:
 
 CASTS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], tuple[torch.dtype, ...], bool]] = {
     "in the copy": (lambda w: w, (), True),
-    "before it, wider": (lambda w: w.to(torch.float64), (torch.float64,), False),
+    "before it, wider": (lambda w: w.to(torch.float64), (torch.float64,), True),
     "before it, to the same": (lambda w: w.to(torch.float32), (), True),
     "before it, narrower": (lambda w: w.float().to(torch.float16), (torch.float32, torch.float16), False),
     "of a part that is copied": (lambda w: w.to(torch.float32).clone(), (), True),
