@@ -37,15 +37,17 @@ class Method(QuantizeMethodBase):
 
 
 class Attention(nn.Module, AttentionLayerBase):
-    """Splits the weight of the layer beside it, as MLA does."""
+    """Splits the weight of the layer beside it, as MLA does; `beside` is another module's weight."""
 
-    def __init__(self, source: nn.Module) -> None:
+    def __init__(self, source: nn.Module, beside: torch.Tensor | None = None) -> None:
         super().__init__()
-        self.source = source
+        self.source, self.beside = source, beside
 
     def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
         weight: Any = self.source.weight
         self.upper = (weight[: ROWS // 2] * 2).t().contiguous()
+        if self.beside is not None:
+            self.mixed = self.beside * 2
 
     def get_attn_backend(self) -> Any:
         raise NotImplementedError
