@@ -1,0 +1,250 @@
+"""From an atlas of a small live model to spares: what is derived is made anew and moved in place, and back."""
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from loaders.engine.checkpoint import BaseTensor
+from loaders.engine.layout import Layout
+from loaders.engine.move import Move, Scatter, bits_of
+from schemas.dtypes import Dtype
+from schemas.model import Treatment
+
+pytestmark = pytest.mark.vllm
+
+MAIN: Any = SimpleNamespace(call=lambda function: function())
+NAME = "layer.weight"
+Layers = Any
+
+
+@pytest.fixture(scope="module")
+def made() -> Layers:
+    from tests.loaders.engine import layers
+
+    return layers
+
+
+class Rank:
+    """A live model of one layer, its atlas, and what makes spares for it."""
+
+    def __init__(
+        self, made: Layers, method: Callable[[], Any], folder: Path, attention: bool = False, **options: Any
+    ) -> None:
+        from loaders.engine import atlas
+        from loaders.engine.rebuild import Rebuilder
+        from loaders.engine.shards import Shards
+
+        self.made, self.method, self.attention = made, method, attention
+        self.live = options.pop("live", None) or self.processed(made.drawn(1))
+        self.base = {NAME: made.drawn(1)}
+        checkpoint: Any = SimpleNamespace(
+            tensors={NAME: BaseTensor(NAME, Dtype.F32, (made.ROWS, made.COLUMNS), Path("unread"), 0)},
+            read=lambda name: self.base[name].flatten().clone(),
+        )
+        config = made.config()
+        for name, value in options.items():
+            setattr(config.parallel_config, name, value)
+        twin = made.Model(made.layer(method()), attention)
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(atlas, "build_twin", lambda config, live: twin)
+            patched.setattr(atlas, "RoutedExperts", made.LinearBase)
+            self.atlas = atlas.build_atlas(config, self.live, checkpoint, made.workshop())
+        self.rebuilder = Rebuilder(self.atlas, made.workshop(), Shards(self.atlas, folder))
+        self.view = self.atlas.catalogue[0]
+
+    def processed(self, weight: torch.Tensor) -> Any:
+        """A live model with that weight, processed as vLLM would."""
+        model = self.made.Model(self.made.layer(self.method(), weight), self.attention)
+        with torch.no_grad():
+            model.layer.quant_method.process_weights_after_loading(model.layer)
+            if self.attention:
+                model.attention.process_weights_after_loading(torch.float32)
+        return model
+
+    def spare(self, moves: list[Move]) -> Any:
+        """The spare of the layer after the moves."""
+        site = self.atlas.sites[NAME]
+        self.rebuilder.ensure_shards([site], MAIN)
+        (spare,) = self.rebuilder.spares(moves, [site], MAIN)
+        return spare
+
+    def write(self, moves: list[Move]) -> list[Move]:
+        """Write moves; returns what undoes them."""
+        undo = [move.taken_from(self.atlas.targets[move.target]) for move in moves]
+        for move in moves:
+            move.write(self.atlas.targets[move.target])
+        return undo
+
+    def change(self, value: float = 5.0) -> list[Move]:
+        """Three elements of the weight, wherever it is kept in checkpoint format."""
+        values = bits_of(torch.full((3,), value))
+        return [Move(self.atlas.sites[NAME].source, Scatter(torch.tensor([1, 8, 20])), values)]
+
+    def state(self, model: Any = None) -> dict[str, torch.Tensor]:
+        """All tensors of the live model, or of another one."""
+        from loaders.engine.dependents import collect_all
+
+        modules = dict((model or self.live).named_modules())
+        assembly = self.atlas.closures["layer"].twin.like(modules, "layer")
+        return {path: tensor.clone() for path, tensor in collect_all(assembly).tensors.items()}
+
+
+def sums(made: Layers) -> Any:
+    """The weight as it is, and sums of its rows."""
+
+    def process(layer: Any) -> None:
+        layer.sums = layer.weight.sum(1)
+
+    return made.Method(process, lambda layer, x: x @ layer.weight.t() + layer.sums)
+
+
+def doubled(made: Layers) -> Any:
+    """Only twice the weight, turned."""
+
+    def process(layer: Any) -> None:
+        layer.twice = layer.weight.t() * 2
+        layer.weight = None
+
+    return made.Method(process, lambda layer, x: x @ layer.twice)
+
+
+def handled(made: Layers) -> Any:
+    """vLLM's own float32 linear: a oneDNN handle."""
+    from vllm.model_executor.layers.linear import UnquantizedLinearMethod
+
+    return UnquantizedLinearMethod()
+
+
+def outputs(made: Layers, model: Any) -> torch.Tensor:
+    x = torch.randn(5, made.COLUMNS, generator=torch.Generator().manual_seed(3))
+    found: torch.Tensor = model.layer.quant_method.apply(model.layer, x)
+    return found
+
+
+def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[path], b[path]) for path in a)
+
+
+@pytest.mark.parametrize(
+    ("method", "attention"), [(sums, False), (doubled, False), (handled, False), (sums, True)]
+)
+def test_a_rebuilt_layer_equals_a_fresh_one_and_comes_back(
+    made: Layers, tmp_path: Path, method: Any, attention: bool
+) -> None:
+    """A patch, its spare exchanged and written: as if loaded so; undone: as before; no address moves."""
+    rank = Rank(made, lambda: method(made), tmp_path, attention)
+    assert rank.view.treatment is Treatment.REBUILT
+    before, out = rank.state(), outputs(made, rank.live)
+    addresses = {name: target.data_ptr() for name, target in rank.atlas.targets.items()}
+    changed = made.drawn(1)
+    changed.view(-1)[[1, 8, 20]] = 5.0
+    fresh = rank.processed(changed)
+
+    spare = rank.spare(rank.change())
+    assert same(rank.state(), before) and torch.equal(outputs(made, rank.live), out)
+    undo = rank.write([*rank.change(), *spare.tensors])
+    spare.exchange()
+    assert same(rank.state(), rank.state(fresh))
+    assert torch.equal(outputs(made, rank.live), outputs(made, fresh))
+    spare.exchange()
+    rank.write(undo[::-1])
+    assert same(rank.state(), before) and torch.equal(outputs(made, rank.live), out)
+    assert {n: rank.atlas.targets[n].data_ptr() for n in addresses} == addresses
+
+
+def test_a_spare_says_what_it_takes(made: Layers, tmp_path: Path) -> None:
+    """A packed weight counts with its elements; a spare without handles has none."""
+    rank = Rank(made, lambda: handled(made), tmp_path)
+    assert rank.spare(rank.change()).nbytes == made.ROWS * made.COLUMNS * 4
+    rank = Rank(made, lambda: sums(made), tmp_path)
+    assert rank.spare(rank.change()).nbytes == 0
+
+
+def test_a_spare_keeps_what_its_handles_were_made_from(made: Layers, tmp_path: Path) -> None:
+    """A kernel may read scales through a pointer, so the tensors live as long as the primitive."""
+
+    def method() -> Any:
+        from vllm.model_executor.layers.linear import UnquantizedLinearMethod
+
+        class Scaled(UnquantizedLinearMethod):  # type: ignore[misc]
+            def process_weights_after_loading(self, layer: Any) -> None:
+                layer.scales = layer.weight.abs().sum(1)
+                super().process_weights_after_loading(layer)
+
+        return Scaled()
+
+    rank = Rank(made, method, tmp_path)
+    spare = rank.spare(rank.change())
+    (handle,) = spare.handles.values()
+    kept = [tensor.data_ptr() for tensor in handle.graft_kept]
+    assert kept and not set(kept) & {target.data_ptr() for target in rank.atlas.targets.values()}
+    spare.exchange()
+    (live,) = rank.atlas.closures["layer"].state.handles.values()
+    assert [tensor.data_ptr() for tensor in live.graft_kept] == kept
+
+
+def test_handles_of_another_shape_are_not_exchanged(made: Layers, tmp_path: Path) -> None:
+    """Nothing is exchanged then."""
+    rank = Rank(made, lambda: handled(made), tmp_path)
+    spare = rank.spare(rank.change())
+    out = outputs(made, rank.live)
+    (handle,) = spare.handles.values()
+    handle.n += 1
+    with pytest.raises(ValueError, match="handle shapes differ"):
+        spare.exchange()
+    assert torch.equal(outputs(made, rank.live), out)
+
+
+@pytest.mark.parametrize("method", [doubled, handled])
+def test_a_checkpoint_that_changed_on_disk_is_noticed(made: Layers, tmp_path: Path, method: Any) -> None:
+    """Before a shard is kept, what it gives is compared with what the live layer runs."""
+    from loaders.engine.rebuild import BaseChanged
+
+    rank = Rank(made, lambda: method(made), tmp_path)
+    rank.base[NAME][0, 0] += 1
+    with pytest.raises(BaseChanged, match="layer does not run"):
+        rank.spare(rank.change())
+    assert rank.atlas.sites[NAME].shard not in rank.atlas.targets
+
+
+def test_a_live_layer_that_shares_memory_otherwise(made: Layers, tmp_path: Path) -> None:
+    """A copy in the learned kind that is one memory in the live layer is not written as if it were two."""
+
+    def process(layer: Any) -> None:
+        layer.copy = layer.weight.t().contiguous().t()
+
+    method = made.Method(process, lambda layer, x: x @ layer.weight.t() + x @ layer.copy.t())
+    live = made.Model(made.layer(method, made.drawn(1)))
+    live.layer.copy = live.layer.weight.data.view(made.COLUMNS, made.ROWS)
+    rank = Rank(made, lambda: method, tmp_path, live=live)
+    assert rank.view.treatment is Treatment.UNSUPPORTED
+    assert "layer shares memory otherwise than its kind" in str(rank.view.reason)
+
+
+def test_a_live_layer_that_lacks_what_was_learned(made: Layers, tmp_path: Path) -> None:
+    """State that is missing, or more than there was, is not guessed about."""
+    live = made.Model(made.layer(sums(made), made.drawn(1)))
+    rank = Rank(made, lambda: sums(made), tmp_path, live=live)
+    assert "layer holds other state than its kind" in str(rank.view.reason)
+
+
+def test_experts_that_the_engine_moves_are_unsupported(made: Layers, tmp_path: Path) -> None:
+    """With EPLB an expert's slot is not where it was."""
+    rank = Rank(made, lambda: sums(made), tmp_path, enable_eplb=True)
+    assert rank.view.treatment is Treatment.UNSUPPORTED and "EPLB" in str(rank.view.reason)
+
+
+def test_a_layer_below_an_adapter(made: Layers, tmp_path: Path) -> None:
+    """Where LoRA has put itself around a layer, the layer below it is the one that is changed."""
+    live = made.Model(made.layer(made.Method(), made.drawn(1)))
+    inner = live.layer
+    live.layer = torch.nn.Module()
+    live.layer.base_layer = inner
+    rank = Rank(made, made.Method, tmp_path, live=live)
+    assert rank.view.treatment is Treatment.DIRECT
+    rank.write([Move(NAME, Layout.contiguous((24,)), bits_of(torch.zeros(24)))])
+    assert bool((inner.weight == 0).all())
