@@ -80,12 +80,15 @@ class Catalogue:
         return found
 
     def place(self, name: str) -> Place | None:
-        """A whole tensor, or one expert's slice by a streaming name such as `….experts.3.w13_weight`."""
+        """A whole tensor, or one expert's slice by a streaming name such as `….experts.3.w13_weight`.
+
+        Without a number a streaming name is the stack, as where vLLM itself has it.
+        """
         tensor = self.find(name)
         if tensor is not None:
             return Place(tensor)
         parts = parse_expert(canonical(name))
-        if parts is None or parts.expert is None or not 0 <= parts.expert < self.info.experts:
+        if parts is None or (parts.expert or 0) >= self.info.experts:
             return None
         for stack, tensor in self._stacks.get(parts.layer, ()):
             if stack.group == parts.group and parts.last in (stack.last, *STREAMING.get(stack.last, ())):

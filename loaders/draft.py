@@ -14,7 +14,7 @@ from schemas.problems import Code
 
 @dataclass(frozen=True)
 class Draft:
-    """New values for one place; with `indices`, for those positions of a whole tensor only."""
+    """New values for one place; with `indices`, for those positions of it only."""
 
     where: str
     """How errors call it: `patches[3]`, or the tensor's name in the body."""

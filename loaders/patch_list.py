@@ -11,7 +11,6 @@ from loaders.catalogue import Catalogue, Place
 from loaders.draft import Draft
 from loaders.header import Header, TensorEntry
 from loaders.refusal import Fault, clip, fault, listed, refuse_any, shown
-from schemas.model import CheckpointTensor
 from schemas.patches import PATCHES, Patch
 from schemas.problems import Code, ProblemError
 
@@ -28,14 +27,13 @@ def draft_patches(header: Header, catalogue: Catalogue) -> list[Draft]:
     patches = _parse(header.metadata[METADATA_KEY])
     if not patches:
         raise ProblemError(Code.NOTHING_TO_APPLY, "The patch list is empty.")
-    tensors = _resolve(patches, catalogue)
-    refuse_any(Code.WRONG_DTYPE, _wrong_dtypes(patches, tensors))
-    refuse_any(Code.WRONG_SHAPE, _wrong_shapes(patches, tensors))
+    places = _resolve(patches, catalogue)
+    refuse_any(Code.WRONG_DTYPE, _wrong_dtypes(patches, places))
+    refuse_any(Code.WRONG_SHAPE, _wrong_shapes(patches, places))
     refuse_any(Code.BAD_PATCH, _dangling(patches, header.entries))
     refuse_any(Code.BAD_PATCH, _unused(patches, header.entries))
     return [
-        _draft(position, patch, Place(tensors[patch.name]), header.entries)
-        for position, patch in enumerate(patches)
+        _draft(position, patch, places[patch.name], header.entries) for position, patch in enumerate(patches)
     ]
 
 
@@ -70,18 +68,18 @@ def _form_faults(error: ValidationError) -> Iterator[Fault]:
         yield fault(place, f"{clip(place)}: {found['msg']}")
 
 
-def _resolve(patches: Sequence[Patch], catalogue: Catalogue) -> dict[str, CheckpointTensor]:
+def _resolve(patches: Sequence[Patch], catalogue: Catalogue) -> dict[str, Place]:
     """Every name that patches use, once."""
-    found = {name: catalogue.find(name) for name in dict.fromkeys(patch.name for patch in patches)}
-    unknown = [name for name, tensor in found.items() if tensor is None]
+    found = {name: catalogue.place(name) for name in dict.fromkeys(patch.name for patch in patches)}
+    unknown = [name for name, place in found.items() if place is None]
     if unknown:
         raise catalogue.unknown(unknown)
-    return {name: tensor for name, tensor in found.items() if tensor is not None}
+    return {name: place for name, place in found.items() if place is not None}
 
 
-def _wrong_dtypes(patches: Sequence[Patch], tensors: dict[str, CheckpointTensor]) -> Iterator[Fault]:
+def _wrong_dtypes(patches: Sequence[Patch], places: dict[str, Place]) -> Iterator[Fault]:
     for position, patch in enumerate(patches):
-        tensor = tensors[patch.name]
+        tensor = places[patch.name].tensor
         if patch.dtype is not tensor.dtype:
             yield fault(
                 f"{_where(position)}.dtype",
@@ -91,14 +89,15 @@ def _wrong_dtypes(patches: Sequence[Patch], tensors: dict[str, CheckpointTensor]
             )
 
 
-def _wrong_shapes(patches: Sequence[Patch], tensors: dict[str, CheckpointTensor]) -> Iterator[Fault]:
+def _wrong_shapes(patches: Sequence[Patch], places: dict[str, Place]) -> Iterator[Fault]:
     for position, patch in enumerate(patches):
-        tensor = tensors[patch.name]
-        if patch.shape != tensor.shape:
+        place = places[patch.name]
+        if patch.shape != place.shape:
+            of = place.tensor.name if place.expert is None else f"an expert of {place.tensor.name}"
             yield fault(
                 f"{_where(position)}.shape",
-                f"{_where(position)} declares another shape than {list(tensor.shape)} of {tensor.name}",
-                expected=list(tensor.shape),
+                f"{_where(position)} declares another shape than {list(place.shape)} of {of}",
+                expected=list(place.shape),
             )
 
 

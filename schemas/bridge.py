@@ -17,7 +17,7 @@ from schemas.transactions import InFlight
 
 PREFIX = "/graft/v1"
 """Where the bridge's routes are mounted on vLLM's API server."""
-PROTOCOL = 1
+PROTOCOL = 2
 """Number of this protocol; admin and bridge must agree."""
 
 
@@ -42,7 +42,7 @@ class TensorWrite(Output):
     """Slice `tensor[expert]` of a tensor that stacks experts on its first dimension."""
     values: Span
     indices: IndexSpan | None = None
-    """Flat positions in the whole tensor (never with `expert`); none: all elements."""
+    """Flat positions in the tensor, or with `expert` in its slice; none: all elements."""
 
 
 class StagedUpload(Output):

@@ -16,6 +16,9 @@ class Patch(Input):
     `values` and `indices` name tensors in the same body. Indices are flat row-major
     positions in the full checkpoint tensor of `shape`; without them `values` holds
     every element. Values are absolute, in the checkpoint tensor's dtype.
+
+    Where the checkpoint stacks experts, a name such as `….experts.3.w13_weight` is one
+    expert's slice: shape and positions are then the slice's.
     """
 
     name: Name

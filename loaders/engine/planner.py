@@ -59,7 +59,8 @@ class _Planner:
             span = write.indices
             indices = staged.tensor(span.offset, span.nbytes, span.dtype).to(torch.int64)
             _require(indices.numel() == values.numel(), f"{write.tensor}: as many indices as values")
-            self._sparse(write.tensor, indices, values)
+            begin, _ = self._range(write)
+            self._sparse(write.tensor, indices + begin if begin else indices, values)
         else:
             self._dense(write, values)
 
@@ -78,10 +79,7 @@ class _Planner:
                 self._canvases.scatter(target, spot, elements, chosen)
 
     def _dense(self, write: TensorWrite, values: torch.Tensor) -> None:
-        base = self._atlas.checkpoint.tensors[write.tensor]
-        rows = base.shape[0] if write.expert is not None else 1
-        length = base.numel // rows
-        begin = (write.expert or 0) * length
+        begin, length = self._range(write)
         _require(values.numel() == length, f"{write.tensor}: {length} values")
         for region in self._atlas.regions[write.tensor]:
             part = region.map.within(begin, length)
@@ -93,6 +91,12 @@ class _Planner:
             cast = bits_of(region.into(values))
             for target, spot in site.places():
                 self._place(target, spot, Correspondence(moved, part.dst), cast)
+
+    def _range(self, write: TensorWrite) -> tuple[int, int]:
+        """First position in the checkpoint tensor that the write is about, and how many."""
+        base = self._atlas.checkpoint.tensors[write.tensor]
+        length = base.numel // (base.shape[0] if write.expert is not None else 1)
+        return (write.expert or 0) * length, length
 
     def _place(self, target: str, spot: Spot, part: Correspondence, values: torch.Tensor) -> None:
         if spot.is_identity:

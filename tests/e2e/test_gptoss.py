@@ -101,6 +101,29 @@ def test_s4_one_element_patched_changes_one_element(gptoss: Stack, weights: Weig
     gptoss.rollback(version)
 
 
+def test_s3_old_and_new_names_reach_the_same_weights(gptoss: Stack, weights: Weights) -> None:
+    """Old, new and streaming names, in files and patches, of an expert and of the stack: one and the same."""
+    version = gptoss.version()
+    stack = "model.layers.1.mlp.experts.down_proj_bias"
+    wanted = weights.tensors[stack].clone()
+    new = torch.arange(wanted.shape[1]).to(wanted.dtype)
+    for number, inserted in enumerate(("", "routed_experts.", "base_layer.", "base_layer.routed_experts.")):
+        prefix = f"model.layers.1.mlp.experts.{inserted}"
+        for last in ("w2_bias", "down_proj_bias"):
+            one, place = f"{prefix}{number}.{last}", torch.tensor([number, 9])
+            gptoss.patch(plain({one: new}))
+            gptoss.patch(batch(Dense(one, new + 1), Sparse(one, tuple(new.shape), place, new[:2])))
+            gptoss.patch(batch(Sparse(prefix + last, tuple(wanted.shape), place + 5, new[2:4])))
+            wanted[number] = new + 1
+            wanted[number][place] = new[:2]
+            wanted.view(-1)[place + 5] = new[2:4]
+            assert_same(read_tensor(gptoss, stack), {stack: wanted})
+            gptoss.put_expert(1, number, plain({one: new}), partial=True)
+            wanted[number] = new
+            assert_same(read_tensor(gptoss, stack), {stack: wanted})
+    gptoss.rollback(version)
+
+
 def test_failure_in_a_worker_is_undone(gptoss: Stack, weights: Weights) -> None:
     """A worker that fails before, amid or after its write is undone, and the next commit works."""
     version = gptoss.version()

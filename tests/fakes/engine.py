@@ -390,14 +390,12 @@ class FakeEngine:
     def _piece(self, upload: bridge.StagedUpload, write: bridge.TensorWrite) -> Piece:
         tensor = self._tensors[write.tensor]
         values = _load(Path(upload.path), write.values, _RAW[tensor.dtype.nbytes])
+        size = prod(tensor.shape if write.expert is None else tensor.shape[1:])
+        where = np.arange(size)
         if write.indices is not None:
             kind: type[np.generic] = np.int64 if write.indices.dtype is Dtype.I64 else np.int32
             where = _load(Path(upload.path), write.indices, kind).astype(np.int64)
-        elif write.expert is not None:
-            size = prod(tensor.shape[1:])
-            where = np.arange(write.expert * size, (write.expert + 1) * size)
-        else:
-            where = np.arange(prod(tensor.shape))
+        where += (write.expert or 0) * size
         return write.tensor, where, values
 
     def _apply(self, rank: Rank, pieces: list[Piece], written: list[tuple[Rank, list[Piece]]]) -> RankReport:

@@ -40,6 +40,28 @@ def test_single_experts() -> None:
     )
 
 
+def test_granite_experts() -> None:
+    """Granite stacks experts under names that do not say so; those of its dense layers are no stacks."""
+    prefix = "model.layers.0.block_sparse_moe."
+    model = catalogue(
+        tensor(prefix + "input_linear.weight", 3, 2 * INTER, HIDDEN),
+        tensor(prefix + "output_linear.weight", 3, HIDDEN, INTER),
+        tensor(prefix + "router.layer.weight", 3, HIDDEN),
+        tensor("model.layers.0.shared_mlp.input_linear.weight", 3, HIDDEN),
+        tensor("model.layers.1.block_sparse_moe.input_linear.weight", 2 * INTER, HIDDEN),
+        experts=3,
+    )
+    slots = model.experts(0, 2).slots
+    assert [(slot.upload.name, slot.upload.shape) for slot in slots] == [
+        ("input_linear.weight", (2 * INTER, HIDDEN)),
+        ("output_linear.weight", (HIDDEN, INTER)),
+    ]
+    assert {slot.place.expert for slot in slots} == {2}
+    assert model.expert_layers == (0,)
+    for alias in ("input_linear.weight", prefix + "input_linear.weight"):
+        assert model.experts(0, 2).find(alias) == slots[0]
+
+
 @pytest.mark.parametrize(
     ("alias", "name"),
     [
@@ -56,7 +78,7 @@ def test_single_experts() -> None:
         ("model.layers.1.mlp.experts.base_layer.gate_up_proj", "gate_up_proj"),
     ],
 )
-def test_stacked_alias(alias: str, name: str) -> None:
+def test_s3_names_of_a_stacked_expert(alias: str, name: str) -> None:
     """Full names, streaming names and those with inserted parts mean the same slice."""
     found = gpt_oss().experts(1, 2).find(alias)
     assert found is not None
@@ -153,12 +175,12 @@ def test_expert_layers() -> None:
         "model.layers.0.mlp.experts.base_layer.routed_experts.down_proj_bias",
     ],
 )
-def test_old_and_new_names_resolve(name: str) -> None:
+def test_s3_old_and_new_names_resolve(name: str) -> None:
     """Names from before and after vLLM's refactor, and those of wrapped layers, are one tensor."""
     assert gpt_oss().resolve(name).name == "model.layers.0.mlp.experts.down_proj_bias"
 
 
-def test_checkpoint_with_new_names() -> None:
+def test_s3_a_checkpoint_with_new_names() -> None:
     """A checkpoint that has the inserted part itself resolves both spellings."""
     name = "model.layers.0.mlp.experts.routed_experts.w2_bias"
     model = catalogue(tensor(name, 3, 2), experts=3)
@@ -167,12 +189,19 @@ def test_checkpoint_with_new_names() -> None:
     assert model.experts(0, 1).find("w2_bias") is not None
 
 
-def test_place_of_streaming_name() -> None:
-    """A streaming checkpoint key is one expert's slice; out of range or of another group it is unknown."""
+def test_s3_streaming_names_are_places() -> None:
+    """A streaming key is one expert's slice, without a number the stack; nothing else is either."""
     model = gpt_oss()
-    place = model.place("model.layers.0.mlp.experts.2.w13_weight")
-    assert place == Place(model.resolve("model.layers.0.mlp.experts.gate_up_proj"), 2)
-    for wrong in ("0.mlp.experts.3.w13_weight", "0.moe.experts.2.w13_weight", "0.mlp.experts.2.w1_weight"):
+    stack = model.resolve("model.layers.0.mlp.experts.gate_up_proj")
+    for inserted in ("", "routed_experts.", "base_layer.", "base_layer.routed_experts."):
+        prefix = f"model.layers.0.mlp.experts.{inserted}"
+        assert model.place(prefix + "2.w13_weight") == model.place(prefix + "2.gate_up_proj")
+        assert model.place(prefix + "2.w13_weight") == Place(stack, 2)
+        assert model.place(prefix + "w13_weight") == model.place(prefix + "gate_up_proj") == Place(stack)
+    for wrong in (
+        *("0.mlp.experts.3.w13_weight", "0.moe.experts.2.w13_weight", "0.mlp.experts.2.w1_weight"),
+        *("2.mlp.experts.w13_weight", "0.moe.experts.w13_weight", "0.mlp.experts.w1_weight"),
+    ):
         assert model.place("model.layers." + wrong) is None
 
 
@@ -240,7 +269,7 @@ def test_any_name_is_looked_up(parts: list[str]) -> None:
 
 
 @given(parts=_PARTS, inserted=st.sampled_from(["routed_experts", "base_layer"]), data=st.data())
-def test_inserted_parts_change_nothing(parts: list[str], inserted: str, data: st.DataObject) -> None:
+def test_s3_inserted_parts_change_nothing(parts: list[str], inserted: str, data: st.DataObject) -> None:
     """Wherever vLLM inserts its parts, the name resolves as without them."""
     at = data.draw(st.integers(0, len(parts)))
     longer = [*parts[:at], inserted, *parts[at:]]

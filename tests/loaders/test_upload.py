@@ -310,11 +310,44 @@ def test_patches(tmp_path: Path) -> None:
     assert norm.indices is None
 
 
-def test_patch_under_an_old_name(tmp_path: Path) -> None:
+def test_s3_patch_under_an_old_name(tmp_path: Path) -> None:
     """The write names the checkpoint's tensor, whatever the patch calls it."""
     name = _EXPERTS + "routed_experts.down_proj_bias"
     content = batch_body([patch(name, [3, 4], "v", "i")], {"v": ones(1), "i": i32(11)})
     assert check(tmp_path, content).names == (_EXPERTS + "down_proj_bias",)
+
+
+@pytest.mark.parametrize("inserted", ["", "routed_experts.", "base_layer."])
+@pytest.mark.parametrize("last", ["w2_bias", "down_proj_bias"])
+def test_s3_patches_of_one_experts_slice(tmp_path: Path, inserted: str, last: str) -> None:
+    """Where experts are stacked a patch may name one of them: shape and positions are then the slice's."""
+    name = f"{_EXPERTS}{inserted}2.{last}"
+    content = batch_body(
+        [patch(name, [4], "v", "i"), patch(name, [4], "all")],
+        {"v": bf16(1, 2), "i": i32(3, 0), "all": ones(4)},
+    )
+    sparse, dense = check(tmp_path, content).upload.writes
+    assert {(write.tensor, write.expert) for write in (sparse, dense)} == {(_EXPERTS + "down_proj_bias", 2)}
+    assert sparse.indices is not None and dense.indices is None
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "indices", "code"),
+    [
+        ("3.w2_bias", [4], i64(0), Code.UNKNOWN_TENSOR),
+        ("2.w3_bias", [4], i64(0), Code.UNKNOWN_TENSOR),
+        ("2.w2_bias", [3, 4], i64(0), Code.WRONG_SHAPE),
+        ("2.w2_bias", [4], i64(4), Code.BAD_INDEX),
+        ("2.w2_bias", [4], i64(-1), Code.BAD_INDEX),
+        ("w2_bias", [4], i64(0), Code.WRONG_SHAPE),
+    ],
+)
+def test_s3_bad_patches_of_a_slice(
+    tmp_path: Path, name: str, shape: list[int], indices: Tensor, code: Code
+) -> None:
+    """Experts that there are not, and shapes and positions of the whole stack, are refused."""
+    content = batch_body([patch(_EXPERTS + name, shape, "v", "i")], {"v": ones(1), "i": indices})
+    assert refusal_of(lambda: check(tmp_path, content)).code is code
 
 
 V, AT = {"v": bf16(1, 2)}, {"i": i64(0, 1)}

@@ -135,7 +135,11 @@ REFUSED: dict[str, tuple[Process, Kernel, str]] = {
     "not read": (lambda layer: None, lambda layer, x: x * 2, "does not change the probe's output"),
     "random": (shake, lambda layer, x: x @ layer.weight.t() + layer.noise.sum(), "does not equal"),
     "collective": (gather_all, lambda layer, x: x @ layer.weight.t(), "needs all ranks at once"),
-    "as many as are positive": (count_positive, lambda layer, x: x @ layer.weight.t(), "could not be learned"),
+    "as many as are positive": (
+        count_positive,
+        lambda layer, x: x @ layer.weight.t(),
+        "could not be learned",
+    ),
     "raises": (fail, lambda layer, x: x @ layer.weight.t(), "only for eight experts"),
 }
 
@@ -171,7 +175,7 @@ def test_an_unquantised_layer_of_vllm(made: Any) -> None:
 
 def test_computing_operations_of_vllm_are_no_collectives(made: Any) -> None:
     """Only what waits for other ranks is refused, not all that vLLM has registered."""
-    library = torch.library.Library("vllm", "FRAGMENT")  # noqa: TOR901 - dropped with the test
+    library = torch.library.Library("vllm", "FRAGMENT")
     library.define("graft_double(Tensor x) -> Tensor")
     library.impl("graft_double", lambda x: x * 2, "CPU")
 

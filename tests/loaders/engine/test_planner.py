@@ -105,23 +105,31 @@ class Rank:
     def write(self, draw: Any, body: Body) -> None:
         """One random write, into the body and into the truth."""
         name = draw(st.sampled_from(list(self.shapes)))
-        shape, size = self.shapes[name], self.full[name].size
+        shape = self.shapes[name]
         kind = draw(st.sampled_from(["dense", "sparse", "expert"]))
         if kind == "expert" and name in ("up", "bias"):
             expert = draw(st.integers(0, shape[0] - 1))
+            if draw(st.booleans()):
+                self.scatter(draw, body, name, expert)
+                return
             values = self.random(draw, shape[1:])
             self.full[name][expert] = values
             body.write(name, torch.from_numpy(values), expert=expert)
         elif kind == "sparse":
-            where = draw(st.lists(st.integers(0, size - 1), min_size=1, max_size=size, unique=True))
-            values = self.random(draw, (len(where),))
-            self.full[name].reshape(-1)[where] = values
-            indices = torch.tensor(where, dtype=draw(st.sampled_from([torch.int32, torch.int64])))
-            body.write(name, torch.from_numpy(values), indices)
+            self.scatter(draw, body, name, None)
         else:
             values = self.random(draw, shape)
             self.full[name][:] = values
             body.write(name, torch.from_numpy(values))
+
+    def scatter(self, draw: Any, body: Body, name: str, expert: int | None) -> None:
+        """A sparse write to a tensor, or to one expert's slice of it."""
+        flat = self.full[name].reshape(-1) if expert is None else self.full[name][expert].reshape(-1)
+        where = draw(st.lists(st.integers(0, flat.size - 1), min_size=1, max_size=flat.size, unique=True))
+        values = self.random(draw, (len(where),))
+        flat[where] = values
+        indices = torch.tensor(where, dtype=draw(st.sampled_from([torch.int32, torch.int64])))
+        body.write(name, torch.from_numpy(values), indices, expert)
 
     def prepare(self, draw: Any, folder: Path) -> Prepared:
         uploads = []

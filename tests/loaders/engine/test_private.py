@@ -53,7 +53,7 @@ def copy_of(module: nn.Module, instead: dict[int, nn.Module] | None = None) -> A
 
 
 def test_an_object_that_is_met_twice_is_copied_once() -> None:
-    """Wherever the copy refers to an object, it is the same one: in containers and in each other, in circles."""
+    """Wherever the copy refers to an object it is the same one: in containers, in each other, in circles."""
     module: Any = nn.Module()
     module.kernel = Kernel()
     module.kernel.itself = module.kernel

@@ -1,4 +1,4 @@
-"""From an atlas of a small live model to spares: what is derived is made anew and moved in place, and back."""
+"""From a small live model to spares: what is derived is made anew and moved in place, and back."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -51,7 +51,7 @@ def test_what_shares_memory_is_told() -> None:
 
 
 def test_everything_that_is_reached() -> None:
-    """Parameters, buffers, attributes, containers, closures, defaults, partials and own objects; each once."""
+    """Parameters, buffers, attributes, containers, closures, defaults, partials, own objects; each once."""
     from loaders.engine.state import collect
 
     def kernel(x: Any, default: torch.Tensor = torch.ones(8)) -> Any:  # noqa: B008 - as kernels keep them

@@ -32,7 +32,9 @@ def whole(target: str, *values: float) -> Move:
 
 
 def sparse(target: str, position: int, value: float) -> Move:
-    return Move(target, Scatter(torch.tensor([position])), bits_of(torch.tensor([value], dtype=torch.float32)))
+    return Move(
+        target, Scatter(torch.tensor([position])), bits_of(torch.tensor([value], dtype=torch.float32))
+    )
 
 
 def test_ties_are_read_from_memory() -> None:

@@ -63,7 +63,7 @@ def test_vllm_wraps_as_expected() -> None:
 
 
 def test_a_twin_shares_nothing_that_holds_weights() -> None:
-    """A module or parameter of the live model, or one that takes memory, is refused; what holds none is not."""
+    """A module or parameter of the live model is refused, and one that takes memory; others are not."""
     from loaders.engine.twin import _refuse_sharing
 
     live, twin = nn.Module(), nn.Module()
