@@ -25,6 +25,7 @@ class Method(QuantizeMethodBase):
         kernel: Callable[[Any, torch.Tensor], torch.Tensor] = lambda layer, x: x @ layer.weight.t(),
     ) -> None:
         self.process, self.kernel = process, kernel
+        self.processing = f"{process.__module__}.{process.__qualname__}"  # methods of two sorts are two kinds
 
     def create_weights(self, layer: nn.Module, *args: Any, **kwargs: Any) -> None:
         raise NotImplementedError
