@@ -57,7 +57,8 @@ def _kind_of(
     known = proofs.find(key)
     if known is None:
         known = learn(workshop, assembly)
-        proofs.keep(key, known)
+        if known.proved:
+            proofs.keep(key, known)
     return known
 
 

@@ -52,6 +52,11 @@ class Kind:
     derived: tuple[str, ...] = ()
     """Those that are computed from parameters, and are made anew when it is rebuilt."""
 
+    @property
+    def proved(self) -> bool:
+        """Whether every parameter is; what failed may have done so for want of memory, so it is tried again."""
+        return all(one.treatment is not Treatment.UNSUPPORTED for one in self.parameters.values())
+
 
 def signature(twin: Assembly) -> tuple[Any, ...]:
     """Key of the assembly's kind: equal keys mean equal treatment."""

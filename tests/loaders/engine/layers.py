@@ -84,7 +84,7 @@ def layer(method: QuantizeMethodBase, weight: torch.Tensor | None = None, **more
 def config() -> Any:
     """A real configuration, but for the model's."""
     made: Any = VllmConfig()
-    made.model_config = SimpleNamespace(dtype=torch.float32)
+    made.model_config = SimpleNamespace(dtype=torch.float32, hf_config=None)
     return made
 
 

@@ -34,7 +34,7 @@ class Rank:
     def __init__(
         self, made: Layers, method: Callable[[], Any], folder: Path, attention: bool = False, **options: Any
     ) -> None:
-        from loaders.engine import atlas
+        from loaders.engine import atlas, closure
         from loaders.engine.rebuild import Rebuilder
         from loaders.engine.shards import Shards
 
@@ -50,8 +50,9 @@ class Rank:
             setattr(config.parallel_config, name, value)
         twin = made.Model(made.layer(method()), attention)
         with pytest.MonkeyPatch.context() as patched:
+            patched.setenv("GRAFT_CACHE_DIR", str(folder / "cache"))
             patched.setattr(atlas, "build_twin", lambda config, live: twin)
-            patched.setattr(atlas, "RoutedExperts", made.LinearBase)
+            patched.setattr(closure, "RoutedExperts", made.LinearBase)
             self.atlas = atlas.build_atlas(config, self.live, checkpoint, made.workshop())
         self.rebuilder = Rebuilder(self.atlas, made.workshop(), Shards(self.atlas, folder))
         self.view = self.atlas.catalogue[0]
@@ -248,3 +249,23 @@ def test_a_layer_below_an_adapter(made: Layers, tmp_path: Path) -> None:
     assert rank.view.treatment is Treatment.DIRECT
     rank.write([Move(NAME, Layout.contiguous((24,)), bits_of(torch.zeros(24)))])
     assert bool((inner.weight == 0).all())
+
+
+def test_a_failure_is_not_remembered(made: Layers, tmp_path: Path) -> None:
+    """What could not be learned at one start, perhaps for want of memory, is tried again at the next."""
+    full = False
+
+    def process(layer: Any) -> None:
+        if full:
+            raise MemoryError("no room")
+        layer.sums = layer.weight.sum(1)
+
+    def method() -> Any:
+        return made.Method(process, lambda layer, x: x @ layer.weight.t() + layer.sums)
+
+    live = Rank(made, method, tmp_path / "other").live
+    full = True
+    rank = Rank(made, method, tmp_path, live=live)
+    assert rank.view.reason == "layer: could not be learned: MemoryError: no room"
+    full = False
+    assert Rank(made, method, tmp_path, live=live).view.treatment is Treatment.REBUILT
