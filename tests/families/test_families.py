@@ -85,7 +85,7 @@ def test_s1_experts_one_by_one_change_nothing(found: Found) -> None:
 def test_s1_ranks_say_whether_they_took_an_expert(found: Found) -> None:
     """Of every expert, exactly the ranks that hold it, or a part of it, report that they took it."""
     ranks = list(range(ROWS[found["name"]].options.get("tensor_parallel_size", 1)))
-    owner = ROWS[found["name"]].owner or (lambda _: ranks)
+    owner = ROWS[found["name"]].owner or (lambda expert, layer: ranks)
     for expert, took in found["took"].items():
         number = int(expert.rpartition(".")[2])
         layer = int(expert.partition(".layers.")[2].partition(".")[0])
