@@ -54,7 +54,7 @@ class Kind:
 
     @property
     def proved(self) -> bool:
-        """Whether every parameter is; what failed may have done so for want of memory, so it is tried again."""
+        """Whether every parameter is; what failed, perhaps for want of memory, is worth another try."""
         return all(one.treatment is not Treatment.UNSUPPORTED for one in self.parameters.values())
 
 
