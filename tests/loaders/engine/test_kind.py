@@ -121,17 +121,13 @@ def test_what_is_computed_is_rebuilt(made: Any, case: str) -> None:
     assert kind.derived == derived
 
 
-class Drawer:
-    """Nothing of vLLM's, so nobody looks into it."""
-
-
 def hide(layer: Any) -> None:
-    layer.drawer = Drawer()
-    layer.drawer.copy = layer.weight.t().clone()  # type: ignore[attr-defined]
+    layer.below = nn.Module()
+    layer.below.copy = layer.weight.t().clone()
 
 
 REFUSED: dict[str, tuple[Process, Kernel, str]] = {
-    "a copy that cannot be reached": (hide, lambda layer, x: x @ layer.drawer.copy, "does not equal"),
+    "a copy that cannot be reached": (hide, lambda layer, x: x @ layer.below.copy, "does not equal"),
     "not read": (lambda layer: None, lambda layer, x: x * 2, "does not change the probe's output"),
     "random": (shake, lambda layer, x: x @ layer.weight.t() + layer.noise.sum(), "does not equal"),
     "collective": (gather_all, lambda layer, x: x @ layer.weight.t(), "needs all ranks at once"),
@@ -155,7 +151,7 @@ def test_what_is_not_proved_is_unsupported(made: Any, case: str) -> None:
 
 def test_one_parameter_of_two(made: Any) -> None:
     """A layer may be changed in part: its bias where it is, its weight not, as it cannot be reached."""
-    method = made.Method(hide, lambda layer, x: x @ layer.drawer.copy + layer.bias)
+    method = made.Method(hide, lambda layer, x: x @ layer.below.copy + layer.bias)
     kind = learned(made, method, bias=torch.empty(4, device="meta"))
     assert {name: one.treatment for name, one in kind.parameters.items()} == {
         "weight": Treatment.UNSUPPORTED,
