@@ -9,7 +9,6 @@ every tensor and in the outputs of the kernels.
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 
 from loaders.engine.dependents import Assembly, collect_processed
 from loaders.engine.handles import swap
-from loaders.engine.private import is_owned
+from loaders.engine.nature import nature
 from loaders.engine.spot import Spot, identity, learn_spots
 from loaders.engine.state import ModuleState, is_dense, span
 from loaders.engine.workshop import NoProbe, Probe, Values, Workshop, local_experts, quant_method
@@ -62,27 +61,11 @@ def signature(twin: Assembly) -> tuple[Any, ...]:
     """Key of the assembly's kind: equal keys mean equal treatment."""
     module = twin.module
     return (
-        _nature(module),
-        _nature(quant_method(module)),
+        nature(module),
+        nature(quant_method(module)),
         tuple((name, tuple(p.shape), p.dtype) for name, p in own_parameters(module).items()),
-        tuple(_nature(dependent) for _, dependent in twin.dependents),
+        tuple(nature(dependent) for _, dependent in twin.dependents),
     )
-
-
-def _nature(value: Any, depth: int = 4) -> tuple[Any, ...]:
-    """Class of an object, its plain members, and the nature of the objects that it owns."""
-    members = vars(value) if hasattr(value, "__dict__") else {}
-    plain = {
-        name: member
-        for name, member in members.items()
-        if isinstance(member, bool | int | float | str | torch.dtype | Enum)
-        and not name.endswith(("prefix", "name", "idx", "id"))
-    }
-    owned = {
-        name: _nature(member, depth - 1) for name, member in members.items() if depth and is_owned(member)
-    }
-    kind = f"{type(value).__module__}.{type(value).__qualname__}"
-    return (kind, tuple(sorted(plain.items())), tuple(sorted(owned.items())))
 
 
 def own_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
