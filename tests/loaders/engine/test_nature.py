@@ -1,4 +1,4 @@
-"""Natures: equal for objects that are treated alike, different for others, and the same text in every process."""
+"""Natures: equal for objects that are treated alike, different for others, the same text everywhere."""
 
 from enum import Enum
 from types import SimpleNamespace
