@@ -7,6 +7,7 @@ from math import prod
 from loaders.catalogue import Place
 from loaders.header import TensorEntry
 from loaders.refusal import Fault, fault, fixed, refuse_any, shown
+from loaders.shapes import same_elements
 from schemas.bridge import IndexSpan, Span, TensorWrite
 from schemas.dtypes import Dtype
 from schemas.problems import Code
@@ -72,7 +73,7 @@ def _wrong_dtypes(drafts: Sequence[Draft]) -> Iterator[Fault]:
 def _wrong_shapes(drafts: Sequence[Draft]) -> Iterator[Fault]:
     for draft in drafts:
         if draft.indices is None:
-            if draft.values.shape != draft.place.shape:
+            if not same_elements(draft.values.shape, draft.place.shape):
                 yield _wrong_shape(draft, draft.values, str(list(draft.place.shape)))
         elif len(draft.indices.shape) != 1:
             yield _wrong_shape(draft, draft.indices, "a list of one dimension")

@@ -175,10 +175,12 @@ def test_plain_file(tmp_path: Path) -> None:
 
 
 def test_scalar(tmp_path: Path) -> None:
-    """A tensor without dimensions is one element."""
+    """A tensor without dimensions is one element, with as many dimensions of 1 as there may be."""
     model = catalogue(tensor("scale", dtype=Dtype.F32))
     assert check(tmp_path, body({"scale": f32(2, shape=())}), model).elements == 1
-    assert refusal_of(lambda: check(tmp_path, body({"scale": f32(2)}), model)).code is Code.WRONG_SHAPE
+    assert check(tmp_path, body({"scale": f32(2, shape=(1, 1))}), model).elements == 1
+    two = body({"scale": f32(2, 2)})
+    assert refusal_of(lambda: check(tmp_path, two, model)).code is Code.WRONG_SHAPE
 
 
 _EXPERTS = "model.layers.0.mlp.experts."
@@ -408,7 +410,7 @@ OK = patch(Q, [4, 4], "v", "i")
         ([OK], {"v": bf16(1, NAN)} | AT, Code.NONFINITE, "patches[0]"),
         ([patch(Q, [4, 4], "v")], {"v": ones(15)}, Code.WRONG_SHAPE, "patches[0]"),
         ([patch(Q, [4, 4], "v")], {"v": ones(2, 8)}, Code.WRONG_SHAPE, "patches[0]"),
-        ([patch(Q, [4, 4], "v")], {"v": ones(4, 4, 1)}, Code.WRONG_SHAPE, "patches[0]"),
+        ([patch(Q, [4, 4], "v")], {"v": ones(4, 1, 4)}, Code.WRONG_SHAPE, "patches[0]"),
         ([OK], {"v": ones(0), "i": i64()}, Code.NOTHING_TO_APPLY, None),
     ],
 )

@@ -1,0 +1,24 @@
+"""Shapes that mean the same elements in the same order, as senders of packed weights write them."""
+
+from math import prod
+
+BLOCK_BYTES = 16
+"""Of an MXFP4 block: 32 codes of 4 bits. Checkpoints keep it as a dimension of its own, vLLM's stream does not."""
+
+
+def same_elements(sent: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
+    """Whether a tensor of shape `sent` can be taken for one of shape `wanted`.
+
+    Trailing dimensions of size 1 do not count, so a single element may come as [] or
+    [1, 1]; blocks `[…, n, 16]` may come flattened as `[…, 16 · n]`.
+    """
+    sent, wanted = _without_ones(sent), _without_ones(wanted)
+    return sent == wanted or (
+        len(wanted) > 1 and wanted[-1] == BLOCK_BYTES and sent == (*wanted[:-2], prod(wanted[-2:]))
+    )
+
+
+def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    while shape and shape[-1] == 1:
+        shape = shape[:-1]
+    return shape
