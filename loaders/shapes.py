@@ -3,7 +3,7 @@
 from math import prod
 
 BLOCK_BYTES = 16
-"""Of an MXFP4 block: 32 codes of 4 bits. Checkpoints keep it as a dimension of its own, vLLM's stream does not."""
+"""Of an MXFP4 block, 32 codes of 4 bits: a dimension of its own in checkpoints, not in vLLM's stream."""
 
 
 def same_elements(sent: tuple[int, ...], wanted: tuple[int, ...]) -> bool:

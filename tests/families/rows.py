@@ -76,6 +76,8 @@ ROWS: dict[str, Spec] = {
     "gpt-oss compiled": Spec(_family("gpt-oss"), {"enforce_eager": False}, always=True),
     "gpt-oss TP=2": Spec(_family("gpt-oss"), _TP2),
     "gpt-oss MXFP4": Spec(_mxfp4, always=True, reference=True),
+    "gpt-oss MXFP4 TP=2": Spec(_mxfp4, _TP2, reference=True),
+    "gpt-oss MXFP4 EP=2": Spec(_mxfp4, _EP2, generates=False, owner=_linear, reference=True),
     "mixtral": Spec(_family("mixtral")),
     "mixtral run as float32": Spec(_family("mixtral"), _F32),
     "mixtral TP=2": Spec(_family("mixtral"), _TP2),
