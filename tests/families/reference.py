@@ -1,9 +1,8 @@
 """Plain torch in the place of operations that vLLM's CPU build declares and does not have."""
 
-import torch
-from vllm import _custom_ops
+from pathlib import Path
 
-from tests.families import reference_mxfp4
+import torch
 
 
 def scaled_fp8_quant(
@@ -25,6 +24,19 @@ def scaled_fp8_quant(
 
 
 def install() -> None:
-    """Put them in the place of vLLM's, in this process."""
+    """Put them, and the reference kernels, in the place of vLLM's, in this process."""
+    from vllm import _custom_ops  # imports take seconds, and tests that only name the plugin need none
+
+    from tests.families import reference_mxfp4
+
     _custom_ops.scaled_fp8_quant = scaled_fp8_quant
     reference_mxfp4.install()
+
+
+def as_plugin(folder: Path) -> str:
+    """Make `folder` a distribution whose plugin vLLM finds on this path, in every process it starts."""
+    described = folder / "graft_reference-0.dist-info"
+    described.mkdir(parents=True)
+    (described / "METADATA").write_text("Metadata-Version: 2.1\nName: graft-reference\nVersion: 0\n")
+    (described / "entry_points.txt").write_text(f"[vllm.general_plugins]\nreference = {__name__}:install\n")
+    return str(folder)

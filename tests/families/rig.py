@@ -39,7 +39,6 @@ from schemas.bridge import (
     TensorWrite,
 )
 from schemas.dtypes import Dtype
-from tests.families import reference
 from tests.families.models import change, tensors_of
 
 PROMPTS = ([10, 20, 30, 40, 50], [7, 3, 9, 200, 41] * 30)
@@ -340,7 +339,6 @@ def main(rows: Path, scratch: Path) -> None:
     """Run the rows of a JSON file; one line of JSON for each."""
     out = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    reference.install()
     for item in json.loads(rows.read_text()):
         row = Row(item["name"], Path(item["folder"]), item["options"], item["generates"])
         try:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.families.models import make_family
+from tests.families.reference import as_plugin
 from tests.families.rows import ROWS
 from tests.families.table import DOCUMENT, DOCUMENTED, features, line
 
@@ -28,6 +29,7 @@ class Rig:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._plugin = as_plugin(folder / "plugin")
         self._found: dict[str, Found] = {}
 
     def row(self, name: str) -> Found:
@@ -58,7 +60,7 @@ class Rig:
                 text=True,
                 check=False,
                 cwd=Path(__file__).parents[2],
-                env=os.environ | {"VLLM_CPU_OMP_THREADS_BIND": "0|1"},
+                env=os.environ | {"VLLM_CPU_OMP_THREADS_BIND": "0|1", "PYTHONPATH": self._plugin},
             )
         for text in done.stdout.splitlines():
             found = json.loads(text)
