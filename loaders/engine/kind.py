@@ -16,7 +16,7 @@ from torch import nn
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 
 from loaders.engine.dependents import Assembly, collect_processed
-from loaders.engine.handles import swap
+from loaders.engine.handles import keep, swap
 from loaders.engine.nature import nature
 from loaders.engine.spot import Spot, identity, learn_spots
 from loaders.engine.state import ModuleState, is_dense, span
@@ -134,6 +134,17 @@ class _Bench:
     def _processed(self, values: Values) -> Assembly:
         return self._workshop.processed(self._twin, {name: value.clone() for name, value in values.items()})
 
+    def _committed(self, values: Values) -> Assembly:
+        """A processed copy as earlier commits leave one: its handles read no tensor of it by pointer."""
+        copy = self._processed(values)
+        handles = self._state(copy).handles
+        if handles:
+            made = self._state(self._processed(values))
+            for path, handle in handles.items():
+                keep(made.handles[path], tuple(made.tensors.values()))
+                swap(handle, made.handles[path])
+        return copy
+
     def _state(self, processed: Assembly) -> ModuleState:
         return collect_processed(processed, self._twin)
 
@@ -180,7 +191,7 @@ class _Bench:
         value = {**old, name: new[name]}
         target = self._processed(value)
         wanted = self._workshop.outputs(target.module, self._probe)
-        patched = self._processed(old)
+        patched = self._committed(old)
         if _equal(self._workshop.outputs(patched.module, self._probe), wanted):
             return ParameterKind(
                 Treatment.UNSUPPORTED, (), f"changing {name} does not change the probe's output"

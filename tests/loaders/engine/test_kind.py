@@ -169,6 +169,37 @@ def test_an_unquantised_layer_of_vllm(made: Any) -> None:
     assert kind.handles and set(kind.tensors) == {"bias"}
 
 
+def test_scales_that_a_kernel_reads_by_pointer_are_rebuilt(made: Any) -> None:
+    """Once a handle was exchanged it reads its own scales, so those beside it are not written alone."""
+    from vllm.model_executor.kernels.linear.scaled_mm.cpu import CPUInt8ScaledMMLinearKernel
+    from vllm.model_executor.kernels.linear.scaled_mm.ScaledMMLinearKernel import (
+        Int8ScaledMMLinearLayerConfig,
+    )
+
+    names = ("weight", "weight_scale", "input_scale", "input_zero_point", "azp_adj")
+
+    def process(layer: Any) -> None:
+        layer.logical_widths, layer.input_zero_point, layer.azp_adj = [4], None, None
+        layer.kernel = CPUInt8ScaledMMLinearKernel(Int8ScaledMMLinearLayerConfig(True, True, True), names)
+        layer.kernel.process_weights_after_loading(layer)
+
+    def meta(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    kind = learned(
+        made,
+        made.Method(process, lambda layer, x: layer.kernel.apply_weights(layer, x)),
+        weight=meta(4, 6, dtype=torch.int8),
+        weight_scale=meta(4, 1),
+        input_scale=meta(1),
+    )
+    assert {name: one.treatment for name, one in kind.parameters.items()} == {
+        "weight": Treatment.REBUILT,
+        "weight_scale": Treatment.REBUILT,
+        "input_scale": Treatment.DIRECT,
+    }
+
+
 def test_computing_operations_of_vllm_are_no_collectives(made: Any) -> None:
     """Only what waits for other ranks is refused, not all that vLLM has registered."""
     library = torch.library.Library("vllm", "FRAGMENT")
