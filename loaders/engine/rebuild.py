@@ -73,9 +73,16 @@ class Rebuilder:
         return [self._spare(self._atlas.closures[name], by_target, main) for name in names]
 
     def ensure_shards(self, touched: list[Site], main: MainThread) -> None:
-        """Build the shards of all closures that the sites feed, checked against the live handles."""
-        for name in dict.fromkeys(name for site in touched for name in site.rebuilds):
+        """Build the shards of all closures that the sites feed, checked against the live handles.
+
+        Also of a site that is changed where it is while others of its module are rebuilt: its shard is
+        changed with it.
+        """
+        names = (name for site in touched for name in (site.closures if site.sharded else site.rebuilds))
+        for name in dict.fromkeys(names):
             closure = self._atlas.closures[name]
+            if not closure.rebuilt:
+                continue
             missing = [
                 site
                 for site in (self._atlas.sites[local] for local in closure.sites.values())
@@ -86,14 +93,13 @@ class Rebuilder:
 
     def _build(self, closure: Closure, missing: list[Site], main: MainThread) -> None:
         made = {site.shard: self._shards.build(site) for site in missing}
-        values = self._values(closure, made, {})
-        main.call(lambda: self._keep(closure, values, missing, made))
+        main.call(lambda: self._keep(closure, missing, made))
 
-    def _keep(self, closure: Closure, values: Values, missing: list[Site], made: Values) -> None:
+    def _keep(self, closure: Closure, missing: list[Site], made: Values) -> None:
         """Check and add in one go: a commit in between would leave shards of an old version."""
         if all(self._shards.has(site) for site in missing):
             return
-        self._check(closure, values)
+        self._check(closure, self._values(closure, made, {}))
         for site in missing:
             self._shards.add(site, made[site.shard])
 
