@@ -51,12 +51,14 @@ class Applied:
         """
         failpoints.reach("apply.before")
         middle = len(self.prepared.moves) // 2
+        # All is taken before anything is written: tied targets are one memory under several names,
+        # and the undo of each of them by itself has to lead back to what it was.
+        for move in self.prepared.moves:
+            self.taken.append(move.taken_from(self.targets[move.target]))
         for index, move in enumerate(self.prepared.moves):
             if index == middle:
                 failpoints.reach("apply.middle")
-            flat = self.targets[move.target]
-            self.taken.append(move.taken_from(flat))
-            move.write(flat)
+            move.write(self.targets[move.target])
         for spare in self.prepared.spares:
             spare.exchange()
             self.exchanged.append(spare)

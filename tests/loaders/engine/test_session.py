@@ -16,9 +16,11 @@ import torch
 
 from loaders.engine.failpoints import Failpoints, Injected
 from loaders.engine.job import Abandoned, MainThread
+from loaders.engine.spot import identity
 from schemas.bridge import CommitRequest, PrepareRequest, ReadRequest, ReadTensor
+from schemas.dtypes import Dtype
 from schemas.problems import Code, ProblemError
-from tests.loaders.engine.atlases import Body, Hand, simple
+from tests.loaders.engine.atlases import Body, Hand, Place, simple
 
 pytestmark = pytest.mark.vllm
 
@@ -133,6 +135,54 @@ def test_prepared_work_is_bound_to_its_version(session: Any, hand: Hand, tmp_pat
     assert refusal(apply, session, 2, key="k") is Code.VERSION_MOVED
     assert refusal(prepare, session, tmp_path, 1.0, base=0) is Code.VERSION_MOVED
     assert torch.equal(hand.targets["p"], before)
+
+
+def test_tied_tensors_are_rolled_back(session: Any, hand: Hand, tmp_path: Path) -> None:
+    """The undo of each name of one memory leads back by itself, over several versions too."""
+    from loaders.engine.ties import live_ties
+
+    hand.add_tensor("head", (4, 3), Dtype.F32)
+    stand_in = torch.empty(4, 3)
+    hand.add_region("head", "q", stand_in, stand_in, torch.float32)
+    hand.sites["q"] = Place("q", (4, 3), (("q", identity("q", 12)),))
+    hand.targets["q"] = hand.targets["p"]
+    for name, site in hand.sites.items():
+        site.source = name  # type: ignore[attr-defined]
+        session._site_of[name] = site
+    session.atlas.ties = live_ties(hand.sites, hand.targets)  # type: ignore[arg-type]
+    session.atlas.into = {"p": hand.regions["w"], "q": hand.regions["head"]}
+    history = [hand.targets["p"].clone()]
+    for value in (1.0, 2.0):
+        body = Body(tmp_path / f"body-{value}")
+        for tensor in ("w", "head"):
+            body.write(tensor, torch.full((2,), value), torch.tensor([1, 5]))
+        request = PrepareRequest(
+            nonce="n", key="k", base_version=session.version, uploads=(body.staged(),), timeout_s=1.0
+        )
+        session.prepare(request, MAIN)
+        apply(session, session.version + 1)
+        session.settle("k")
+        history.append(hand.targets["p"].clone())
+    for wanted in (1, 0, 2):
+        commit(session, tmp_path, 0.0, restore=wanted)
+        assert torch.equal(hand.targets["p"], history[wanted])
+
+
+def test_a_prepare_that_saw_an_undone_commit_is_stale(
+    session: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The version is as it was, but what was read meanwhile is of no version."""
+
+    def come_and_go(*args: Any) -> list[Any]:
+        monkeypatch.undo()
+        apply(session, 1, key="other")
+        session.undo("other")
+        return []
+
+    prepare(session, tmp_path, 1.0, key="other")
+    monkeypatch.setattr(session._rebuilder, "spares", come_and_go)
+    assert refusal(prepare, session, tmp_path, 2.0) is Code.VERSION_MOVED
+    assert session.version == 0 and session.state().prepared == ("other",)
 
 
 @pytest.mark.parametrize("point", ["apply.before", "apply.middle", "apply.after"])
