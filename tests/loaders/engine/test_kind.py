@@ -121,6 +121,18 @@ def test_what_is_computed_is_rebuilt(made: Any, case: str) -> None:
     assert kind.derived == derived
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+def test_negative_weights_of_a_byte_are_proved_too(made: Any, dtype: torch.dtype) -> None:
+    """Processing that changes only negative ones does not look as if it changed none."""
+
+    def process(layer: Any) -> None:
+        layer.weight = nn.Parameter(layer.weight.float().clamp(min=0).to(dtype), requires_grad=False)
+
+    method = made.Method(process, lambda layer, x: x @ layer.weight.float().t())
+    kind = learned(made, method, weight=torch.empty(4, 6, dtype=dtype, device="meta"))
+    assert kind.parameters["weight"].treatment is Treatment.REBUILT
+
+
 def hide(layer: Any) -> None:
     layer.below = nn.Module()
     layer.below.copy = layer.weight.t().clone()
