@@ -229,15 +229,16 @@ class Session:
 
     def state(self) -> RankState:
         """Versions and bytes held."""
+        prepared = dict(self._prepared)  # jobs add to it in threads of their own
         undo = {str(version): sum(m.nbytes for m in moves) for version, moves in self._undo.items()}
         return RankState(
             rank=self.rank,
             boot=self.boot,
             version=self.version,
-            prepared=tuple(self._prepared),
+            prepared=tuple(prepared),
             undo=undo,
             undo_nbytes=sum(undo.values()),
-            prepared_nbytes=sum(prepared.held_nbytes for prepared in self._prepared.values()),
+            prepared_nbytes=sum(one.held_nbytes for one in prepared.values()),
         )
 
     def digests(self, prefix: str, main: MainThread) -> tuple[int, RankDigests]:

@@ -274,6 +274,22 @@ def test_digests_follow_the_weights_alone(session: Any, tmp_path: Path) -> None:
     assert digest() == (3, first[1])
 
 
+def test_a_shard_that_comes_while_digests_are_taken(
+    session: Any, hand: Hand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Targets may be added in the main thread; these digests are of those that were there."""
+    taken = session._digests._tensor
+
+    def tensor(name: str) -> str:
+        hand.targets["p@shard"] = torch.zeros(12)
+        digest: str = taken(name)
+        return digest
+
+    monkeypatch.setattr(session._digests, "_tensor", tensor)
+    hand.targets["q"] = torch.zeros(3)
+    assert [one.name for one in session.digests("", MAIN)[1].tensors] == ["p", "q"]
+
+
 def test_readers_never_see_a_commit_that_may_be_undone(session: Any, hand: Hand, tmp_path: Path) -> None:
     """A read that begins after an apply waits until that is settled or undone."""
     prepare(session, tmp_path, 1.0)
