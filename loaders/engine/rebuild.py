@@ -124,7 +124,7 @@ class Rebuilder:
     def _ready(self, closure: Closure, processed: Assembly) -> Spare:
         state = collect_processed(processed, closure.twin)
         for handle in state.handles.values():
-            keep(handle, tuple(state.tensors.values()))
+            keep(handle, [tensor for tensor in state.tensors.values() if not _packed(tensor, handle)])
         moves = []
         for path in closure.kind.derived:
             made, live = state.tensors[path], closure.state.tensors[path]
@@ -147,6 +147,12 @@ class Rebuilder:
                 move.write(patched)
             values[local] = patched.view(site.shape)
         return values
+
+
+def _packed(tensor: torch.Tensor, handle: CPUDNNLGEMMHandler) -> bool:
+    """Whether it is as large as the weight, of which the primitive has its own packed copy."""
+    n, k = int(handle.n), int(handle.k)
+    return tensor.numel() >= n * k and tensor.numel() > max(n, k)
 
 
 def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:

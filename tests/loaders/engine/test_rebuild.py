@@ -212,14 +212,14 @@ def test_a_spare_says_what_it_takes(made: Layers, tmp_path: Path) -> None:
 
 
 def test_a_spare_keeps_what_its_handles_were_made_from(made: Layers, tmp_path: Path) -> None:
-    """A kernel may read scales through a pointer, so the tensors live as long as the primitive."""
+    """A kernel may read scales by pointer: they live as long as the primitive, what it packed does not."""
 
     def method() -> Any:
         from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 
         class Scaled(UnquantizedLinearMethod):  # type: ignore[misc]
             def process_weights_after_loading(self, layer: Any) -> None:
-                layer.scales = layer.weight.abs().sum(1)
+                layer.scales, layer.whole = layer.weight.abs().sum(1), layer.weight.clone()
                 super().process_weights_after_loading(layer)
 
         return Scaled()
@@ -227,6 +227,7 @@ def test_a_spare_keeps_what_its_handles_were_made_from(made: Layers, tmp_path: P
     rank = Rank(made, method, tmp_path)
     spare = rank.spare(rank.change())
     (handle,) = spare.handles.values()
+    assert [tuple(tensor.shape) for tensor in handle.graft_kept] == [(made.ROWS,)]
     kept = [tensor.data_ptr() for tensor in handle.graft_kept]
     assert kept and not set(kept) & {target.data_ptr() for target in rank.atlas.targets.values()}
     spare.exchange()
