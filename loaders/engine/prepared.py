@@ -26,13 +26,14 @@ class Prepared:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the commit writes, which are also the bytes of its undo."""
+        """Bytes that the commit writes."""
         return sum(move.nbytes for move in self.moves)
 
     @property
     def held_nbytes(self) -> int:
         """Bytes that keeping this takes."""
-        return self.nbytes + sum(spare.nbytes for spare in self.spares)
+        moves = sum(move.held_nbytes for move in self.moves)
+        return moves + sum(spare.nbytes for spare in self.spares)
 
 
 @dataclass(slots=True, eq=False)

@@ -136,7 +136,7 @@ class Session:
             tensors=prepared.tensors,
             elements=prepared.elements,
             nbytes=prepared.nbytes,
-            undo_nbytes=sum(move.nbytes for move in prepared.moves if move.target in self._site_of),
+            undo_nbytes=sum(move.held_nbytes for move in prepared.moves if move.target in self._site_of),
             digest=prepared.digest,
             **figures,
         )
@@ -230,7 +230,7 @@ class Session:
     def state(self) -> RankState:
         """Versions and bytes held."""
         prepared = dict(self._prepared)  # jobs add to it in threads of their own
-        undo = {str(version): sum(m.nbytes for m in moves) for version, moves in self._undo.items()}
+        undo = {str(version): sum(m.held_nbytes for m in moves) for version, moves in self._undo.items()}
         return RankState(
             rank=self.rank,
             boot=self.boot,
