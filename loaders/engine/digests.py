@@ -47,7 +47,7 @@ class Digests:
         """
         found = [
             TensorDigest(name=name, blake3=self._tensor(name))
-            for name in self._atlas.targets
+            for name in tuple(self._atlas.targets)  # shards may be added meanwhile
             if name.startswith(prefix) and not name.endswith("@shard")
         ]
         for name, closure in self._atlas.closures.items():

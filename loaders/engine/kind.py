@@ -16,7 +16,8 @@ from torch import nn
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 
 from loaders.engine.dependents import Assembly, collect_processed
-from loaders.engine.handles import swap
+from loaders.engine.handles import keep, swap
+from loaders.engine.move import bits_of
 from loaders.engine.nature import nature
 from loaders.engine.spot import Spot, identity, learn_spots
 from loaders.engine.state import ModuleState, is_dense, span
@@ -134,6 +135,17 @@ class _Bench:
     def _processed(self, values: Values) -> Assembly:
         return self._workshop.processed(self._twin, {name: value.clone() for name, value in values.items()})
 
+    def _committed(self, values: Values) -> Assembly:
+        """A processed copy as earlier commits leave one: its handles read no tensor of it by pointer."""
+        copy = self._processed(values)
+        handles = self._state(copy).handles
+        if handles:
+            made = self._state(self._processed(values))
+            for path, handle in handles.items():
+                keep(made.handles[path], tuple(made.tensors.values()))
+                swap(handle, made.handles[path])
+        return copy
+
     def _state(self, processed: Assembly) -> ModuleState:
         return collect_processed(processed, self._twin)
 
@@ -158,7 +170,9 @@ class _Bench:
         explained = {spot.path for found in spots.values() for spot in found}
         if explained != moving.keys():
             learned = self._learned(moving)
-            spots = {name: spots[name] or learned[name] for name in spots}
+            spots = {
+                name: found or _standing(learned[name], values[name], moving) for name, found in spots.items()
+            }
         return spots
 
     def _learned(self, moving: Values) -> dict[str, list[Spot]]:
@@ -180,7 +194,7 @@ class _Bench:
         value = {**old, name: new[name]}
         target = self._processed(value)
         wanted = self._workshop.outputs(target.module, self._probe)
-        patched = self._processed(old)
+        patched = self._committed(old)
         if _equal(self._workshop.outputs(patched.module, self._probe), wanted):
             return ParameterKind(
                 Treatment.UNSUPPORTED, (), f"changing {name} does not change the probe's output"
@@ -219,6 +233,14 @@ class _Bench:
         )
 
 
+def _standing(spots: list[Spot], value: torch.Tensor, moving: Values) -> list[Spot]:
+    """The spots, if values stand there as codes did: processing may change some values and not others."""
+    elements = torch.arange(value.numel())
+    wanted = bits_of(value.view(-1))
+    found = (bits_of(span(moving[spot.path]))[spot.positions(elements)] for spot in spots)
+    return spots if all(_same(bits, wanted) for bits in found) else []
+
+
 def _derived(moving: Values, spots: dict[str, list[Spot]]) -> tuple[str, ...]:
     """Tensors that new elements cannot simply be written into.
 
@@ -242,12 +264,16 @@ def _small(shape: tuple[int, ...], twin: nn.Module, experts: int) -> tuple[int, 
 def _draw(generator: torch.Generator, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     if "scale" in name and dtype.is_floating_point and dtype.itemsize > 1:
         return (0.5 + torch.rand(shape, generator=generator)).to(dtype)
-    if "scale" in name and dtype is torch.uint8:  # exponents with a bias of 127, as of MXFP4
-        return torch.randint(124, 131, shape, generator=generator, dtype=torch.uint8)
+    if dtype is torch.float8_e8m0fnu or ("scale" in name and dtype is torch.uint8):
+        # Exponents with a bias of 127, as of MXFP4.
+        return torch.randint(124, 131, shape, generator=generator, dtype=torch.uint8).view(dtype)
     if dtype.is_floating_point and dtype.itemsize > 1:
         return torch.randn(shape, generator=generator, dtype=torch.float32).to(dtype)
     raw = torch.randint(0, 100, shape, generator=generator, dtype=torch.uint8)
-    return raw.view(dtype) if dtype.itemsize == 1 else raw.to(dtype)
+    if dtype.itemsize > 1 or dtype is torch.bool:
+        return raw.to(dtype)
+    # Both signs, and the highest bits of packed ones; of 8-bit floats none of these is NaN.
+    return (raw | torch.randint(0, 2, shape, generator=generator, dtype=torch.uint8) << 7).view(dtype)
 
 
 def _same(a: torch.Tensor, b: torch.Tensor) -> bool:

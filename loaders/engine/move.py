@@ -44,8 +44,14 @@ class Move:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the move writes, which are also the bytes of its undo."""
+        """Bytes that the move writes."""
         return self.values.numel() * self.values.element_size()
+
+    @property
+    def held_nbytes(self) -> int:
+        """Bytes that keeping the move takes, or its undo: of single elements positions too."""
+        positions = self.place.positions.nbytes if isinstance(self.place, Scatter) else 0
+        return self.nbytes + positions
 
     def taken_from(self, flat: torch.Tensor) -> "Move":
         """The move that puts back what `flat` holds now at the same place."""

@@ -26,13 +26,14 @@ class Prepared:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the commit writes, which are also the bytes of its undo."""
+        """Bytes that the commit writes."""
         return sum(move.nbytes for move in self.moves)
 
     @property
     def held_nbytes(self) -> int:
         """Bytes that keeping this takes."""
-        return self.nbytes + sum(spare.nbytes for spare in self.spares)
+        moves = sum(move.held_nbytes for move in self.moves)
+        return moves + sum(spare.nbytes for spare in self.spares)
 
 
 @dataclass(slots=True, eq=False)
@@ -51,12 +52,14 @@ class Applied:
         """
         failpoints.reach("apply.before")
         middle = len(self.prepared.moves) // 2
+        # All is taken before anything is written: tied targets are one memory under several names,
+        # and the undo of each of them by itself has to lead back to what it was.
+        for move in self.prepared.moves:
+            self.taken.append(move.taken_from(self.targets[move.target]))
         for index, move in enumerate(self.prepared.moves):
             if index == middle:
                 failpoints.reach("apply.middle")
-            flat = self.targets[move.target]
-            self.taken.append(move.taken_from(flat))
-            move.write(flat)
+            move.write(self.targets[move.target])
         for spare in self.prepared.spares:
             spare.exchange()
             self.exchanged.append(spare)

@@ -89,15 +89,15 @@ class Proofs:
     def keep(self, signature: object, kind: Kind) -> None:
         """Keep it for later starts; without room or permission it is only learned again."""
         path = self._path(signature)
-        packed, tables = _packed(kind)
         try:
+            packed, tables = _packed(kind)
             self._folder.mkdir(parents=True, exist_ok=True)
             handle, draft = tempfile.mkstemp(dir=self._folder)
             os.close(handle)
             save_file(tables, draft, metadata={"kind": packed.model_dump_json()})
             Path(draft).replace(path)
-        except (OSError, SafetensorError) as error:
-            _log.warning("a proof is not kept: %s", error)
+        except (OSError, SafetensorError, KeyError) as error:  # KeyError: a dtype that safetensors lacks
+            _log.warning("a proof is not kept: %r", error)
 
     def _path(self, signature: object) -> Path:
         key = f"{self._engine}\n{signature!r}"

@@ -81,7 +81,7 @@ def _distinct(parts: list[Layout], length: int) -> int:
 
 def _take(atlas: "Atlas", site: "Site", part: Correspondence, out: torch.Tensor) -> None:
     for target, spot in site.places():
-        if spot.is_identity:
+        if spot.is_identity and target in atlas.targets:
             part.src.view(out).copy_(part.dst.view(bits_of(atlas.targets[target])))
             return
     for target, spot in site.spots:

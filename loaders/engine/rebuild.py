@@ -73,9 +73,16 @@ class Rebuilder:
         return [self._spare(self._atlas.closures[name], by_target, main) for name in names]
 
     def ensure_shards(self, touched: list[Site], main: MainThread) -> None:
-        """Build the shards of all closures that the sites feed, checked against the live handles."""
-        for name in dict.fromkeys(name for site in touched for name in site.rebuilds):
+        """Build the shards of all closures that the sites feed, checked against the live handles.
+
+        Also of a site that is changed where it is while others of its module are rebuilt: its shard is
+        changed with it.
+        """
+        names = (name for site in touched for name in (site.closures if site.sharded else site.rebuilds))
+        for name in dict.fromkeys(names):
             closure = self._atlas.closures[name]
+            if not closure.rebuilt:
+                continue
             missing = [
                 site
                 for site in (self._atlas.sites[local] for local in closure.sites.values())
@@ -86,14 +93,13 @@ class Rebuilder:
 
     def _build(self, closure: Closure, missing: list[Site], main: MainThread) -> None:
         made = {site.shard: self._shards.build(site) for site in missing}
-        values = self._values(closure, made, {})
-        main.call(lambda: self._keep(closure, values, missing, made))
+        main.call(lambda: self._keep(closure, missing, made))
 
-    def _keep(self, closure: Closure, values: Values, missing: list[Site], made: Values) -> None:
+    def _keep(self, closure: Closure, missing: list[Site], made: Values) -> None:
         """Check and add in one go: a commit in between would leave shards of an old version."""
         if all(self._shards.has(site) for site in missing):
             return
-        self._check(closure, values)
+        self._check(closure, self._values(closure, made, {}))
         for site in missing:
             self._shards.add(site, made[site.shard])
 
@@ -118,7 +124,7 @@ class Rebuilder:
     def _ready(self, closure: Closure, processed: Assembly) -> Spare:
         state = collect_processed(processed, closure.twin)
         for handle in state.handles.values():
-            keep(handle, tuple(state.tensors.values()))
+            keep(handle, [tensor for tensor in state.tensors.values() if not _packed(tensor, handle)])
         moves = []
         for path in closure.kind.derived:
             made, live = state.tensors[path], closure.state.tensors[path]
@@ -141,6 +147,12 @@ class Rebuilder:
                 move.write(patched)
             values[local] = patched.view(site.shape)
         return values
+
+
+def _packed(tensor: torch.Tensor, handle: CPUDNNLGEMMHandler) -> bool:
+    """Whether it is as large as the weight, of which the primitive has its own packed copy."""
+    n, k = int(handle.n), int(handle.k)
+    return tensor.numel() >= n * k and tensor.numel() > max(n, k)
 
 
 def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:

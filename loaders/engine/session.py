@@ -76,9 +76,10 @@ class Session:
     def prepare(self, request: PrepareRequest, main: MainThread) -> RankReport:
         """Everything that a commit needs, made ready while the engine serves.
 
-        Raises ProblemError if the request cannot be carried out.
+        Raises ProblemError if the request cannot be carried out, or a commit came in between.
         """
         self._failpoints.reach("prepare")
+        clock = self._touched.clock
         if request.base_version != self.version:
             raise ProblemError(Code.VERSION_MOVED, f"rank {self.rank} is at version {self.version}")
         started = time.perf_counter()
@@ -103,6 +104,9 @@ class Session:
             digest_of(moves),
         )
         main.check()
+        # A commit that came and was undone leaves the version as it was, but part of it may have been read.
+        if clock % 2 or self._touched.clock != clock:
+            raise ProblemError(Code.VERSION_MOVED, f"rank {self.rank} was written meanwhile")
         self._prepared[request.key] = prepared
         return self._report(request.nonce, prepared, validate_ms=1e3 * (validated - started))
 
@@ -132,7 +136,7 @@ class Session:
             tensors=prepared.tensors,
             elements=prepared.elements,
             nbytes=prepared.nbytes,
-            undo_nbytes=sum(move.nbytes for move in prepared.moves if move.target in self._site_of),
+            undo_nbytes=sum(move.held_nbytes for move in prepared.moves if move.target in self._site_of),
             digest=prepared.digest,
             **figures,
         )
@@ -225,15 +229,16 @@ class Session:
 
     def state(self) -> RankState:
         """Versions and bytes held."""
-        undo = {str(version): sum(m.nbytes for m in moves) for version, moves in self._undo.items()}
+        prepared = dict(self._prepared)  # jobs add to it in threads of their own
+        undo = {str(version): sum(m.held_nbytes for m in moves) for version, moves in self._undo.items()}
         return RankState(
             rank=self.rank,
             boot=self.boot,
             version=self.version,
-            prepared=tuple(self._prepared),
+            prepared=tuple(prepared),
             undo=undo,
             undo_nbytes=sum(undo.values()),
-            prepared_nbytes=sum(prepared.held_nbytes for prepared in self._prepared.values()),
+            prepared_nbytes=sum(one.held_nbytes for one in prepared.values()),
         )
 
     def digests(self, prefix: str, main: MainThread) -> tuple[int, RankDigests]:
@@ -256,7 +261,8 @@ class Session:
             for item in wanted
             for region in self.atlas.regions.get(item.tensor, ())
         ]
-        self._rebuilder.ensure_shards([site for site in sites if site.sharded], main)
+        packed = [site for site in sites if site.sharded and site.unsupported is None]
+        self._rebuilder.ensure_shards(packed, main)
         version, (nbytes, held) = self._of_one_version(
             lambda: write_part(Path(request.path), self.atlas, wanted, request.metadata)
         )

@@ -121,6 +121,18 @@ def test_what_is_computed_is_rebuilt(made: Any, case: str) -> None:
     assert kind.derived == derived
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+def test_negative_weights_of_a_byte_are_proved_too(made: Any, dtype: torch.dtype) -> None:
+    """Processing that changes only negative ones does not look as if it changed none."""
+
+    def process(layer: Any) -> None:
+        layer.weight = nn.Parameter(layer.weight.float().clamp(min=0).to(dtype), requires_grad=False)
+
+    method = made.Method(process, lambda layer, x: x @ layer.weight.float().t())
+    kind = learned(made, method, weight=torch.empty(4, 6, dtype=dtype, device="meta"))
+    assert kind.parameters["weight"].treatment is Treatment.REBUILT
+
+
 def hide(layer: Any) -> None:
     layer.below = nn.Module()
     layer.below.copy = layer.weight.t().clone()
@@ -167,6 +179,37 @@ def test_an_unquantised_layer_of_vllm(made: Any) -> None:
     assert kind.parameters["bias"].treatment is Treatment.DIRECT
     assert kind.parameters["weight"].treatment is Treatment.REBUILT
     assert kind.handles and set(kind.tensors) == {"bias"}
+
+
+def test_scales_that_a_kernel_reads_by_pointer_are_rebuilt(made: Any) -> None:
+    """Once a handle was exchanged it reads its own scales, so those beside it are not written alone."""
+    from vllm.model_executor.kernels.linear.scaled_mm.cpu import CPUInt8ScaledMMLinearKernel
+    from vllm.model_executor.kernels.linear.scaled_mm.ScaledMMLinearKernel import (
+        Int8ScaledMMLinearLayerConfig,
+    )
+
+    names = ("weight", "weight_scale", "input_scale", "input_zero_point", "azp_adj")
+
+    def process(layer: Any) -> None:
+        layer.logical_widths, layer.input_zero_point, layer.azp_adj = [4], None, None
+        layer.kernel = CPUInt8ScaledMMLinearKernel(Int8ScaledMMLinearLayerConfig(True, True, True), names)
+        layer.kernel.process_weights_after_loading(layer)
+
+    def meta(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    kind = learned(
+        made,
+        made.Method(process, lambda layer, x: layer.kernel.apply_weights(layer, x)),
+        weight=meta(4, 6, dtype=torch.int8),
+        weight_scale=meta(4, 1),
+        input_scale=meta(1),
+    )
+    assert {name: one.treatment for name, one in kind.parameters.items()} == {
+        "weight": Treatment.REBUILT,
+        "weight_scale": Treatment.REBUILT,
+        "input_scale": Treatment.DIRECT,
+    }
 
 
 def test_computing_operations_of_vllm_are_no_collectives(made: Any) -> None:

@@ -59,7 +59,8 @@ def test_failpoints_of_an_apply(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     applied = Applied(prepared, hand.targets)
     with pytest.raises(Injected, match=point):
         applied.apply(Failpoints(0))
-    assert len(applied.taken) == {"apply.before": 0, "apply.middle": 1, "apply.after": 2}[point]
+    written = {"apply.before": 0.0, "apply.middle": 1.0, "apply.after": 2.0}[point]
+    assert hand.targets["p"].tolist() == [written] * 12
     applied.revert()
     assert not hand.targets["p"].any()
     Applied(prepared, hand.targets).apply(Failpoints(0))

@@ -90,6 +90,14 @@ def test_no_room_for_proofs(tmp_path: Path) -> None:
     assert proofs(tmp_path).find(SIGNATURE) is None
 
 
+def test_a_dtype_that_no_file_can_name(tmp_path: Path) -> None:
+    """State in a dtype that safetensors lacks is learned at every start; the engine serves nevertheless."""
+    found = kind()
+    found.tensors["turns"] = torch.complex64
+    proofs(tmp_path).keep(SIGNATURE, found)
+    assert proofs(tmp_path).find(SIGNATURE) is None
+
+
 def config(**changes: Any) -> Any:
     """The part of vLLM's configuration that a key is made from."""
     members = {"dtype": torch.bfloat16, "quantization": None, "kernels": "auto"} | changes

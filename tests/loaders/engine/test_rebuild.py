@@ -11,13 +11,16 @@ import torch
 from loaders.engine.checkpoint import BaseTensor
 from loaders.engine.layout import Layout
 from loaders.engine.move import Move, Scatter, bits_of
+from loaders.engine.readback import gather
+from schemas.bridge import ReadTensor
 from schemas.dtypes import Dtype
 from schemas.model import Treatment
+from schemas.problems import ProblemError
 
 pytestmark = pytest.mark.vllm
 
 MAIN: Any = SimpleNamespace(call=lambda function: function())
-NAME = "layer.weight"
+NAME, OTHER = "layer.weight", "layer.other"
 Layers = Any
 
 
@@ -39,16 +42,21 @@ class Rank:
         from loaders.engine.shards import Shards
 
         self.made, self.method, self.attention = made, method, attention
+        self.more = {"other": made.drawn(2)} if options.pop("other", False) else {}
         self.live = options.pop("live", None) or self.processed(made.drawn(1))
-        self.base = {NAME: made.drawn(1)}
+        self.base = {NAME: made.drawn(1)} | {f"layer.{name}": value for name, value in self.more.items()}
         checkpoint: Any = SimpleNamespace(
-            tensors={NAME: BaseTensor(NAME, Dtype.F32, (made.ROWS, made.COLUMNS), Path("unread"), 0)},
+            tensors={
+                name: BaseTensor(name, Dtype.F32, (made.ROWS, made.COLUMNS), Path("unread"), 0)
+                for name in self.base
+            },
             read=lambda name: self.base[name].flatten().clone(),
         )
         config = made.config()
         for name, value in options.items():
             setattr(config.parallel_config, name, value)
-        twin = made.Model(made.layer(method()), attention)
+        meta = {name: torch.empty_like(value, device="meta") for name, value in self.more.items()}
+        twin = made.Model(made.layer(method(), **meta), attention)
         with pytest.MonkeyPatch.context() as patched:
             patched.setenv("GRAFT_CACHE_DIR", str(folder / "cache"))
             patched.setattr(atlas, "build_twin", lambda config, live: twin)
@@ -57,9 +65,10 @@ class Rank:
         self.rebuilder = Rebuilder(self.atlas, made.workshop(), Shards(self.atlas, folder))
         self.view = self.atlas.catalogue[0]
 
-    def processed(self, weight: torch.Tensor) -> Any:
+    def processed(self, weight: torch.Tensor, **more: torch.Tensor) -> Any:
         """A live model with that weight, processed as vLLM would."""
-        model = self.made.Model(self.made.layer(self.method(), weight), self.attention)
+        layer = self.made.layer(self.method(), weight, **{**self.more, **more})
+        model = self.made.Model(layer, self.attention)
         with torch.no_grad():
             model.layer.quant_method.process_weights_after_loading(model.layer)
             if self.attention:
@@ -157,6 +166,43 @@ def test_a_rebuilt_layer_equals_a_fresh_one_and_comes_back(
     assert {n: rank.atlas.targets[n].data_ptr() for n in addresses} == addresses
 
 
+def test_a_parameter_that_is_moved_beside_one_that_is_rebuilt(made: Layers, tmp_path: Path) -> None:
+    """It has a shard, for the rebuilds to come; that is made when it is first read or changed."""
+
+    def process(layer: Any) -> None:
+        layer.turned, layer.low = layer.other.t().contiguous(), layer.weight.bfloat16()
+        layer.weight = layer.other = None
+
+    def method() -> Any:
+        return made.Method(process, lambda layer, x: x @ layer.turned + x @ layer.low.float().t())
+
+    rank = Rank(made, method, tmp_path, other=True)
+    treatments = {tensor.name: tensor.treatment for tensor in rank.atlas.catalogue}
+    assert treatments == {NAME: Treatment.REBUILT, OTHER: Treatment.DIRECT}
+    site, values = rank.atlas.sites[OTHER], bits_of(torch.full((2,), 7.0))
+    rank.rebuilder.ensure_shards([site], MAIN)
+    places = list(site.places())
+    rank.write([Move(t, Scatter(spot.positions(torch.tensor([3, 9]))), values) for t, spot in places])
+    other = made.drawn(2)
+    other.view(-1)[[3, 9]] = 7.0
+    read = torch.empty(made.ROWS * made.COLUMNS)
+    assert gather(rank.atlas, ReadTensor(name=OTHER, tensor=OTHER), read) == read.numel()
+    assert torch.equal(read, other.flatten())
+    changed = made.drawn(1)
+    changed.view(-1)[[1, 8, 20]] = 5.0
+    rank.write([*rank.change(), *rank.spare(rank.change()).tensors])
+    assert same(rank.state(), rank.state(rank.processed(changed, other=other)))
+
+
+def test_reading_what_is_not_as_it_was_learned(made: Layers, tmp_path: Path) -> None:
+    """A live layer of another form is refused as unsupported, whatever is kept of it."""
+    live = made.Model(made.layer(doubled(made), made.drawn(1)))
+    rank = Rank(made, lambda: doubled(made), tmp_path, live=live)
+    wanted, out = ReadTensor(name=NAME, tensor=NAME), torch.empty(made.ROWS * made.COLUMNS)
+    with pytest.raises(ProblemError, match="cannot be read: layer holds other state"):
+        gather(rank.atlas, wanted, out)
+
+
 def test_a_spare_says_what_it_takes(made: Layers, tmp_path: Path) -> None:
     """A packed weight counts with its elements; a spare without handles has none."""
     rank = Rank(made, lambda: handled(made), tmp_path)
@@ -166,14 +212,14 @@ def test_a_spare_says_what_it_takes(made: Layers, tmp_path: Path) -> None:
 
 
 def test_a_spare_keeps_what_its_handles_were_made_from(made: Layers, tmp_path: Path) -> None:
-    """A kernel may read scales through a pointer, so the tensors live as long as the primitive."""
+    """A kernel may read scales by pointer: they live as long as the primitive, what it packed does not."""
 
     def method() -> Any:
         from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 
         class Scaled(UnquantizedLinearMethod):  # type: ignore[misc]
             def process_weights_after_loading(self, layer: Any) -> None:
-                layer.scales = layer.weight.abs().sum(1)
+                layer.scales, layer.whole = layer.weight.abs().sum(1), layer.weight.clone()
                 super().process_weights_after_loading(layer)
 
         return Scaled()
@@ -181,6 +227,7 @@ def test_a_spare_keeps_what_its_handles_were_made_from(made: Layers, tmp_path: P
     rank = Rank(made, method, tmp_path)
     spare = rank.spare(rank.change())
     (handle,) = spare.handles.values()
+    assert [tuple(tensor.shape) for tensor in handle.graft_kept] == [(made.ROWS,)]
     kept = [tensor.data_ptr() for tensor in handle.graft_kept]
     assert kept and not set(kept) & {target.data_ptr() for target in rank.atlas.targets.values()}
     spare.exchange()

@@ -16,9 +16,11 @@ import torch
 
 from loaders.engine.failpoints import Failpoints, Injected
 from loaders.engine.job import Abandoned, MainThread
+from loaders.engine.spot import identity
 from schemas.bridge import CommitRequest, PrepareRequest, ReadRequest, ReadTensor
+from schemas.dtypes import Dtype
 from schemas.problems import Code, ProblemError
-from tests.loaders.engine.atlases import Body, Hand, simple
+from tests.loaders.engine.atlases import Body, Hand, Place, simple
 
 pytestmark = pytest.mark.vllm
 
@@ -107,8 +109,8 @@ def test_commits_and_rollbacks_to_any_version(session: Any, hand: Hand, tmp_path
     assert flat.data_ptr() == address
     state = session.state()
     assert state.version == 9 and state.prepared == () and state.prepared_nbytes == 0
-    # Three commits of 8 bytes: however often they are crossed, undo holds each place once.
-    assert max(state.undo.values()) == 24 and state.undo_nbytes == sum(state.undo.values())
+    # Three commits of 8 bytes at 8 bytes of positions: however often crossed, undo holds each place once.
+    assert max(state.undo.values()) == 48 and state.undo_nbytes == sum(state.undo.values())
 
 
 def test_what_is_held_and_forgotten(session: Any, tmp_path: Path) -> None:
@@ -133,6 +135,54 @@ def test_prepared_work_is_bound_to_its_version(session: Any, hand: Hand, tmp_pat
     assert refusal(apply, session, 2, key="k") is Code.VERSION_MOVED
     assert refusal(prepare, session, tmp_path, 1.0, base=0) is Code.VERSION_MOVED
     assert torch.equal(hand.targets["p"], before)
+
+
+def test_tied_tensors_are_rolled_back(session: Any, hand: Hand, tmp_path: Path) -> None:
+    """The undo of each name of one memory leads back by itself, over several versions too."""
+    from loaders.engine.ties import live_ties
+
+    hand.add_tensor("head", (4, 3), Dtype.F32)
+    stand_in = torch.empty(4, 3)
+    hand.add_region("head", "q", stand_in, stand_in, torch.float32)
+    hand.sites["q"] = Place("q", (4, 3), (("q", identity("q", 12)),))
+    hand.targets["q"] = hand.targets["p"]
+    for name, site in hand.sites.items():
+        site.source = name  # type: ignore[attr-defined]
+        session._site_of[name] = site
+    session.atlas.ties = live_ties(hand.sites, hand.targets)  # type: ignore[arg-type]
+    session.atlas.into = {"p": hand.regions["w"], "q": hand.regions["head"]}
+    history = [hand.targets["p"].clone()]
+    for value in (1.0, 2.0):
+        body = Body(tmp_path / f"body-{value}")
+        for tensor in ("w", "head"):
+            body.write(tensor, torch.full((2,), value), torch.tensor([1, 5]))
+        request = PrepareRequest(
+            nonce="n", key="k", base_version=session.version, uploads=(body.staged(),), timeout_s=1.0
+        )
+        session.prepare(request, MAIN)
+        apply(session, session.version + 1)
+        session.settle("k")
+        history.append(hand.targets["p"].clone())
+    for wanted in (1, 0, 2):
+        commit(session, tmp_path, 0.0, restore=wanted)
+        assert torch.equal(hand.targets["p"], history[wanted])
+
+
+def test_a_prepare_that_saw_an_undone_commit_is_stale(
+    session: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The version is as it was, but what was read meanwhile is of no version."""
+
+    def come_and_go(*args: Any) -> list[Any]:
+        monkeypatch.undo()
+        apply(session, 1, key="other")
+        session.undo("other")
+        return []
+
+    prepare(session, tmp_path, 1.0, key="other")
+    monkeypatch.setattr(session._rebuilder, "spares", come_and_go)
+    assert refusal(prepare, session, tmp_path, 2.0) is Code.VERSION_MOVED
+    assert session.version == 0 and session.state().prepared == ("other",)
 
 
 @pytest.mark.parametrize("point", ["apply.before", "apply.middle", "apply.after"])
@@ -222,6 +272,22 @@ def test_digests_follow_the_weights_alone(session: Any, tmp_path: Path) -> None:
     with pytest.raises(Injected):
         apply(session, 4)
     assert digest() == (3, first[1])
+
+
+def test_a_shard_that_comes_while_digests_are_taken(
+    session: Any, hand: Hand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Targets may be added in the main thread; these digests are of those that were there."""
+    taken = session._digests._tensor
+
+    def tensor(name: str) -> str:
+        hand.targets["p@shard"] = torch.zeros(12)
+        digest: str = taken(name)
+        return digest
+
+    monkeypatch.setattr(session._digests, "_tensor", tensor)
+    hand.targets["q"] = torch.zeros(3)
+    assert [one.name for one in session.digests("", MAIN)[1].tensors] == ["p", "q"]
 
 
 def test_readers_never_see_a_commit_that_may_be_undone(session: Any, hand: Hand, tmp_path: Path) -> None:
