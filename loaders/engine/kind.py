@@ -19,6 +19,7 @@ from loaders.engine.dependents import Assembly, collect_processed
 from loaders.engine.handles import keep, swap
 from loaders.engine.move import bits_of
 from loaders.engine.nature import nature
+from loaders.engine.private import private_copy
 from loaders.engine.spot import Spot, identity, learn_spots
 from loaders.engine.state import ModuleState, is_dense, span
 from loaders.engine.workshop import NoProbe, Probe, Values, Workshop, local_experts, quant_method
@@ -107,8 +108,8 @@ class _Bench:
 
     def __init__(self, workshop: Workshop, twin: Assembly) -> None:
         self._workshop = workshop
-        self._twin = twin
         self._experts = _learned_experts(twin.module)
+        self._twin = _alone(twin, self._experts)
         self._shapes = {
             name: (_small(tuple(p.shape), twin.module, self._experts), p.dtype)
             for name, p in own_parameters(twin.module).items()
@@ -249,6 +250,15 @@ def _derived(moving: Values, spots: dict[str, list[Spot]]) -> tuple[str, ...]:
     lost = not all(spots.values())
     settled = {spot.path for found in spots.values() for spot in found if spot.is_identity or not lost}
     return tuple(path for path in moving if path not in settled)
+
+
+def _alone(twin: Assembly, experts: int) -> Assembly:
+    """The twin with a rank's experts numbered from 0, as in the small copies that are learned on."""
+    numbers: torch.Tensor | None = getattr(twin.module, "_expert_map", None)
+    if numbers is None:
+        return twin
+    instead = {id(numbers): torch.arange(experts, dtype=numbers.dtype)}
+    return Assembly(private_copy(twin.module, instead), twin.dependents)
 
 
 def _learned_experts(twin: nn.Module) -> int:

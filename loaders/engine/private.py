@@ -44,10 +44,10 @@ def is_owned(value: Any) -> bool:
     )
 
 
-def private_copy(module: M, instead: Mapping[int, nn.Module] | None = None) -> M:
+def private_copy(module: M, instead: Mapping[int, object] | None = None) -> M:
     """A copy of `module` whose own objects are copies too.
 
-    `instead` says, by id, which modules the copy refers to in the place of others.
+    `instead` says, by id, which modules and tensors the copy refers to in the place of others.
     """
     copier = _Copier(dict(instead or {}))
     clone = copy(module)
