@@ -54,6 +54,7 @@ def _sharded(path: Path) -> None:
 
 _TP2: dict[str, Any] = {"tensor_parallel_size": 2}
 _EP2: dict[str, Any] = _TP2 | {"enable_expert_parallel": True}
+_ROUND_ROBIN: dict[str, Any] = {"expert_placement_strategy": "round_robin"}
 _F32: dict[str, Any] = {"dtype": "float32"}
 
 
@@ -90,9 +91,13 @@ ROWS: dict[str, Spec] = {
     "granite-moe TP=2": Spec(_family("granite-moe"), _TP2),
     "granite-moe": Spec(_family("granite-moe"), always=True),
     "qwen3-moe EP=2": Spec(_family("qwen3-moe"), _EP2, generates=False, owner=_linear),
+    # vLLM 0.32 places round robin only where experts are in groups, and elsewhere linearly.
     "qwen3-moe EP=2 round robin": Spec(
-        _family("qwen3-moe"),
-        _EP2 | {"expert_placement_strategy": "round_robin"},
+        _family("qwen3-moe"), _EP2 | _ROUND_ROBIN, generates=False, owner=_linear
+    ),
+    "deepseek-v2 EP=2 round robin": Spec(
+        _family("deepseek-v2", n_group=2, topk_group=1, topk_method="group_limited_greedy"),
+        _EP2 | _ROUND_ROBIN,
         generates=False,
         owner=_round_robin,
     ),
