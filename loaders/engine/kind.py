@@ -17,7 +17,7 @@ from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 
 from loaders.engine.dependents import Assembly, collect_processed
 from loaders.engine.handles import keep, swap
-from loaders.engine.move import bits_of
+from loaders.engine.move import bits_of, same_bits
 from loaders.engine.nature import nature
 from loaders.engine.private import private_copy
 from loaders.engine.spot import Spot, identity, learn_spots
@@ -159,14 +159,14 @@ class _Bench:
         return {
             path: tensor
             for path, tensor in state.tensors.items()
-            if path not in other.tensors or not _same(tensor, other.tensors[path])
+            if path not in other.tensors or not same_bits(tensor, other.tensors[path])
         }
 
     def _spots(self, values: Values, moving: Values) -> dict[str, list[Spot]]:
         """Identities are seen on random values; only what was repacked is learned by codes."""
         spots: dict[str, list[Spot]] = {}
         for name, value in values.items():
-            kept = [path for path, tensor in moving.items() if _same(span(tensor), value.view(-1))]
+            kept = [path for path, tensor in moving.items() if same_bits(span(tensor), value.view(-1))]
             spots[name] = [identity(path, value.numel()) for path in kept]
         explained = {spot.path for found in spots.values() for spot in found}
         if explained != moving.keys():
@@ -229,7 +229,7 @@ class _Bench:
         ours, theirs = self._state(patched).tensors, self._state(target).tensors
         return (
             ours.keys() == theirs.keys()
-            and all(_same(ours[path], theirs[path]) for path in ours)
+            and all(same_bits(ours[path], theirs[path]) for path in ours)
             and _equal(self._workshop.outputs(patched.module, self._probe), wanted)
         )
 
@@ -239,7 +239,7 @@ def _standing(spots: list[Spot], value: torch.Tensor, moving: Values) -> list[Sp
     elements = torch.arange(value.numel())
     wanted = bits_of(value.view(-1))
     found = (bits_of(span(moving[spot.path]))[spot.positions(elements)] for spot in spots)
-    return spots if all(_same(bits, wanted) for bits in found) else []
+    return spots if all(same_bits(bits, wanted) for bits in found) else []
 
 
 def _derived(moving: Values, spots: dict[str, list[Spot]]) -> tuple[str, ...]:
@@ -286,14 +286,5 @@ def _draw(generator: torch.Generator, name: str, shape: tuple[int, ...], dtype: 
     return (raw | torch.randint(0, 2, shape, generator=generator, dtype=torch.uint8) << 7).view(dtype)
 
 
-def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Bitwise equality, so that NaN equals itself and -0 differs from 0."""
-    return a.shape == b.shape and a.dtype == b.dtype and bool(torch.equal(_bytes(a), _bytes(b)))
-
-
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous().view(-1).view(torch.uint8)
-
-
 def _equal(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
-    return len(a) == len(b) and all(_same(x, y) for x, y in zip(a, b, strict=True))
+    return len(a) == len(b) and all(same_bits(x, y) for x, y in zip(a, b, strict=True))

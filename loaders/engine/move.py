@@ -20,6 +20,13 @@ def bits_of(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(_WORDS[tensor.element_size()])
 
 
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether shape, dtype and every bit are equal: NaN equals itself, and -0 differs from 0."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    return bool(torch.equal(bits_of(a.contiguous().view(-1)), bits_of(b.contiguous().view(-1))))
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Scatter:
     """Single elements at `positions`, int32 or int64 [n], without repeats."""

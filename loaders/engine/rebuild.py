@@ -11,7 +11,7 @@ from loaders.engine.dependents import Assembly, collect_processed
 from loaders.engine.handles import keep, require_same_shape, swap
 from loaders.engine.job import MainThread
 from loaders.engine.layout import Layout
-from loaders.engine.move import Move, bits_of
+from loaders.engine.move import Move, bits_of, same_bits
 from loaders.engine.shards import Shards
 from loaders.engine.workshop import Values, Workshop
 
@@ -113,7 +113,7 @@ class Rebuilder:
             *self._workshop.outputs(closure.live.module, probe),
             *(closure.state.tensors[path] for path in closure.kind.derived),
         ]
-        if not all(_same_bits(a, b) for a, b in zip(ours, theirs, strict=True)):
+        if not all(same_bits(a, b) for a, b in zip(ours, theirs, strict=True)):
             raise BaseChanged(f"{closure.name} does not run what the checkpoint on disk holds")
 
     def _spare(self, closure: Closure, moves: dict[str, list[Move]], main: MainThread) -> Spare:
@@ -131,7 +131,7 @@ class Rebuilder:
             if made.shape != live.shape or made.dtype != live.dtype:
                 raise ValueError(f"{closure.target(path)} came out as {made.dtype} {tuple(made.shape)}")
             place = Layout(0, tuple(live.shape), tuple(live.stride()))
-            moves.append(Move(closure.target(path), place, _bits(made)))
+            moves.append(Move(closure.target(path), place, bits_of(made.contiguous().view(-1))))
         return Spare(closure, state.handles, tuple(moves))
 
     def _values(
@@ -153,12 +153,3 @@ def _packed(tensor: torch.Tensor, handle: CPUDNNLGEMMHandler) -> bool:
     """Whether it is as large as the weight, of which the primitive has its own packed copy."""
     n, k = int(handle.n), int(handle.k)
     return tensor.numel() >= n * k and tensor.numel() > max(n, k)
-
-
-def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Bit by bit, so that NaN equals itself."""
-    return a.shape == b.shape and torch.equal(_bits(a), _bits(b))
-
-
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    return bits_of(tensor.contiguous().view(-1))

@@ -76,7 +76,7 @@ def learn_spots(
     many passes as the dtype needs to carry 32 bits. `blocks` is the number of
     experts along the first dimension (1 without experts).
 
-    Raises NotAnInjection if elements are combined, dropped or duplicated.
+    A parameter of which elements are combined, dropped or duplicated has no spots.
     """
     bases: dict[str, int] = {}
     total = 0
