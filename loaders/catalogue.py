@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from loaders.names import STREAMING, ExpertName, Nearest, canonical, parse_expert
 from loaders.refusal import unknown_names
+from loaders.shapes import flat_blocks, same_elements
 from schemas.model import CheckpointTensor, ExpertTensor, ModelInfo
 from schemas.problems import Code, ProblemError
 
@@ -21,6 +22,10 @@ class Place:
     def shape(self) -> tuple[int, ...]:
         """Shape of the values."""
         return self.tensor.shape if self.expert is None else self.tensor.shape[1:]
+
+    def takes(self, shape: tuple[int, ...]) -> bool:
+        """Whether values of that shape are the place's elements in its order."""
+        return same_elements(shape, self.shape) or flat_blocks(shape, self.shape, self.tensor.dtype)
 
 
 @dataclass(frozen=True)

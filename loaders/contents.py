@@ -72,14 +72,14 @@ def check_bools(descriptor: int, drafts: Sequence[Draft]) -> None:
 def check_finite(descriptor: int, drafts: Sequence[Draft]) -> None:
     """Raises `nonfinite` for a NaN or infinity."""
     for draft, entry in _value_entries(drafts):
-        at = values.first_nonfinite(descriptor, entry.begin, entry.nbytes, entry.dtype)
+        at = values.first_nonfinite(descriptor, entry.begin, entry.nbytes, draft.number)
         if at is not None:
             raise _bad_value(Code.NONFINITE, draft, entry, at, "is NaN or infinite")
 
 
 def _value_entries(drafts: Sequence[Draft]) -> Iterator[tuple[Draft, TensorEntry]]:
-    """Every tensor of values once, in the order of the file, with a draft that uses it."""
-    users = {draft.values.name: draft for draft in reversed(drafts)}
+    """Every tensor of values once for each kind of number that it is used as, in the order of the file."""
+    users = {(draft.values.name, draft.number): draft for draft in reversed(drafts)}
     for draft in sorted(users.values(), key=lambda draft: draft.values.begin):
         yield draft, draft.values
 

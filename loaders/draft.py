@@ -6,6 +6,7 @@ from math import prod
 
 from loaders.catalogue import Place
 from loaders.header import TensorEntry
+from loaders.names import is_scale
 from loaders.refusal import Fault, fault, fixed, refuse_any, shown
 from loaders.shapes import same_elements
 from schemas.bridge import IndexSpan, Span, TensorWrite
@@ -27,6 +28,12 @@ class Draft:
     def numel(self) -> int:
         """Elements of the place."""
         return prod(self.place.shape)
+
+    @property
+    def number(self) -> Dtype:
+        """What the values are numbers of: bytes that scale a packed weight are exponents."""
+        tensor = self.place.tensor
+        return Dtype.F8_E8M0 if tensor.dtype is Dtype.U8 and is_scale(tensor.name) else tensor.dtype
 
     def write(self) -> TensorWrite:
         """What the engine is told."""
@@ -73,11 +80,11 @@ def _wrong_dtypes(drafts: Sequence[Draft]) -> Iterator[Fault]:
 def _wrong_shapes(drafts: Sequence[Draft]) -> Iterator[Fault]:
     for draft in drafts:
         if draft.indices is None:
-            if not same_elements(draft.values.shape, draft.place.shape):
+            if not draft.place.takes(draft.values.shape):
                 yield _wrong_shape(draft, draft.values, str(list(draft.place.shape)))
         elif len(draft.indices.shape) != 1:
             yield _wrong_shape(draft, draft.indices, "a list of one dimension")
-        elif draft.values.shape != draft.indices.shape:
+        elif not same_elements(draft.values.shape, draft.indices.shape):
             yield _wrong_shape(draft, draft.values, f"{list(draft.indices.shape)}, as its indices have")
 
 

@@ -17,6 +17,13 @@ STREAMING = {
 }
 """Last part of a stacked expert tensor's checkpoint name → vLLM's streaming names for one expert's slice."""
 
+_HALVES = (
+    ("_blocks", "_scales"),
+    ("weight_packed", "weight_scale"),
+    ("weight", "weight_scale"),
+    ("weight", "weight_scale_inv"),
+)
+"""Ends of the names of a packed weight and of its scale, which say nothing one without the other."""
 _STACKS = ("block_sparse_moe.input_linear.weight", "block_sparse_moe.output_linear.weight")
 """Ends of names of stacked expert tensors that do not say so (Granite)."""
 _INSERTED = frozenset(("routed_experts", "base_layer"))
@@ -37,6 +44,17 @@ class ExpertName:
 def canonical(name: str) -> str:
     """The name without the parts that vLLM's refactors and adapters insert."""
     return ".".join(part for part in name.split(".") if part not in _INSERTED)
+
+
+def is_scale(name: str) -> bool:
+    """Whether the tensor of that name scales a packed weight."""
+    return name.endswith(tuple(scale for _, scale in _HALVES))
+
+
+def other_halves(name: str) -> list[str]:
+    """How the scale of that packed weight may be called, or the weight of that scale."""
+    ends = (*_HALVES, *((scale, weight) for weight, scale in _HALVES))
+    return [name.removesuffix(end) + other for end, other in ends if name.endswith(end)]
 
 
 def parse_expert(name: str) -> ExpertName | None:

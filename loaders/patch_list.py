@@ -11,7 +11,6 @@ from loaders.catalogue import Catalogue, Place
 from loaders.draft import Draft
 from loaders.header import Header, TensorEntry
 from loaders.refusal import Fault, clip, fault, listed, refuse_any, shown
-from loaders.shapes import same_elements
 from schemas.patches import PATCHES, Patch
 from schemas.problems import Code, ProblemError
 
@@ -93,7 +92,7 @@ def _wrong_dtypes(patches: Sequence[Patch], places: dict[str, Place]) -> Iterato
 def _wrong_shapes(patches: Sequence[Patch], places: dict[str, Place]) -> Iterator[Fault]:
     for position, patch in enumerate(patches):
         place = places[patch.name]
-        if not same_elements(patch.shape, place.shape):
+        if not place.takes(patch.shape):
             of = place.tensor.name if place.expert is None else f"an expert of {place.tensor.name}"
             yield fault(
                 f"{_where(position)}.shape",

@@ -8,8 +8,9 @@ from loaders.catalogue import Catalogue, ExpertLayout
 from loaders.contents import check_bools, check_finite, check_indices, check_ties, opened
 from loaders.draft import Draft, check_form
 from loaders.header import Header
+from loaders.names import other_halves
 from loaders.patch_list import METADATA_KEY, draft_patches
-from loaders.refusal import Fault, fault, refuse_any, shown, unknown_names
+from loaders.refusal import Fault, clip, fault, refuse_any, shown, unknown_names
 from loaders.staged import StagedFile
 from schemas.bridge import StagedUpload
 from schemas.problems import Code, ProblemError
@@ -110,11 +111,14 @@ def _draft_expert(header: Header, layout: ExpertLayout) -> list[Draft]:
 
 
 def _missing(layout: ExpertLayout, drafts: Sequence[Draft]) -> Iterator[Fault]:
-    sent = {draft.place.tensor.name for draft in drafts}
-    for slot in layout.slots:
-        if slot.place.tensor.name not in sent:
-            name = slot.upload.name
-            yield fault(name, f"{name} is missing; `?partial=true` allows to send only some of the tensors")
+    """Tensors of the expert that the body lacks; where it has the scale or the weight to one, with that."""
+    sent = {draft.place.tensor.name: draft.where for draft in drafts}
+    halves = {slot.upload.name: sent.get(slot.place.tensor.name) for slot in layout.slots}
+    for name in (name for name, where in halves.items() if where is None):
+        half = next(filter(None, map(halves.get, other_halves(name))), None)
+        what = f"{name} is missing" if half is None else f"{shown(half)} comes without {name}"
+        members = {} if half is None else {"half": clip(half)}
+        yield fault(name, f"{what}; `?partial=true` allows to send only some of the tensors", **members)
 
 
 def _draft_plain(header: Header, catalogue: Catalogue) -> list[Draft]:
