@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from safetensors.torch import save
 
-DTYPES = {torch.bfloat16: "BF16", torch.float32: "F32", torch.float16: "F16"}
+DTYPES = {torch.bfloat16: "BF16", torch.float32: "F32", torch.float16: "F16", torch.uint8: "U8"}
 
 
 @dataclass(frozen=True)

@@ -60,10 +60,17 @@ class Weights:
         tensor = self.tensors[name]
         count = max(1, int(tensor.numel() * density))
         indices = torch.randperm(tensor.numel(), generator=generator)[:count]
-        old = tensor.view(-1)[indices]
-        noise = torch.randn(count, generator=generator) * float(tensor.float().std() + 1e-3)
-        values = (old.float() * 0.9 + 0.3 * noise).to(tensor.dtype)
+        values = altered(tensor.view(-1)[indices], generator)
         return Sparse(name, tuple(tensor.shape), indices.to(index), values)
+
+
+def altered(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Other values of about the same size; bytes have their lowest two bits and their fourth changed."""
+    if tensor.dtype is torch.uint8:
+        bits = torch.randint(1, 4, tensor.shape, generator=generator, dtype=torch.uint8)
+        return tensor ^ bits
+    noise = torch.randn(tensor.shape, generator=generator) * float(tensor.float().std() + 1e-3)
+    return (tensor.float() * 0.9 + 0.3 * noise).to(tensor.dtype)
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
