@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import load
 
 from loaders.engine.toy_model import make_toy_gptoss, make_toy_mixtral
+from tests.e2e.biases import check_the_first_rank_alone_has_it
 from tests.e2e.bodies import Dense, Sparse, batch, plain
 from tests.e2e.conftest import Stacks
 from tests.e2e.stack import Answer, Stack
@@ -75,6 +76,12 @@ def test_every_tensor_reads_back_whole(stack: Stack, weights: Weights) -> None:
         got = load(stack.call("GET", f"/v1/experts/1/{expert}").content)
         for name, tensor in weights.expert(1, expert).items():
             assert same_bits(got[name], tensor), (expert, name)
+
+
+@pytest.mark.parametrize("model", ["gptoss"], indirect=True)
+def test_s6_the_down_bias_is_on_the_first_rank_alone(stack: Stack, weights: Weights) -> None:
+    """The second rank's bias stays zero, whatever is sent, and its receipts say that it took none."""
+    check_the_first_rank_alone_has_it(stack, weights)
 
 
 @pytest.mark.parametrize("point", ["apply.before", "apply.middle", "apply.after"])

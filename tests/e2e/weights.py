@@ -60,17 +60,16 @@ class Weights:
         tensor = self.tensors[name]
         count = max(1, int(tensor.numel() * density))
         indices = torch.randperm(tensor.numel(), generator=generator)[:count]
-        values = altered(tensor.view(-1)[indices], generator)
+        values = altered(tensor.view(-1)[indices], generator, float(tensor.float().std()))
         return Sparse(name, tuple(tensor.shape), indices.to(index), values)
 
 
-def altered(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Other values of about the same size; bytes have their lowest two bits and their fourth changed."""
-    if tensor.dtype is torch.uint8:
-        bits = torch.randint(1, 4, tensor.shape, generator=generator, dtype=torch.uint8)
-        return tensor ^ bits
-    noise = torch.randn(tensor.shape, generator=generator) * float(tensor.float().std() + 1e-3)
-    return (tensor.float() * 0.9 + 0.3 * noise).to(tensor.dtype)
+def altered(values: torch.Tensor, generator: torch.Generator, spread: float = 0.3) -> torch.Tensor:
+    """Other values, off by about a third of `spread`; bytes have one or both of their lowest bits changed."""
+    if values.dtype is torch.uint8:
+        return values ^ torch.randint(1, 4, values.shape, generator=generator, dtype=torch.uint8)
+    noise = torch.randn(values.shape, generator=generator) * (spread + 1e-3)
+    return (values.float() * 0.9 + 0.3 * noise).to(values.dtype)
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
