@@ -111,14 +111,21 @@ def _draft_expert(header: Header, layout: ExpertLayout) -> list[Draft]:
 
 
 def _missing(layout: ExpertLayout, drafts: Sequence[Draft]) -> Iterator[Fault]:
-    """Tensors of the expert that the body lacks; where it has the scale or the weight to one, with that."""
+    """Tensors of the expert that the body lacks: first those of which it has the weight, or the scale."""
     sent = {draft.place.tensor.name: draft.where for draft in drafts}
-    halves = {slot.upload.name: sent.get(slot.place.tensor.name) for slot in layout.slots}
-    for name in (name for name, where in halves.items() if where is None):
-        half = next(filter(None, map(halves.get, other_halves(name))), None)
-        what = f"{name} is missing" if half is None else f"{shown(half)} comes without {name}"
-        members = {} if half is None else {"half": clip(half)}
-        yield fault(name, f"{what}; `?partial=true` allows to send only some of the tensors", **members)
+    held = {slot.upload.name: sent.get(slot.place.tensor.name) for slot in layout.slots}
+    halves = {
+        name: next(filter(None, map(held.get, other_halves(name))), None)
+        for name, where in held.items()
+        if where is None
+    }
+    allowed = "`?partial=true` allows to send only some of the tensors"
+    for name in sorted(halves, key=lambda name: halves[name] is None):
+        half = halves[name]
+        if half is None:
+            yield fault(name, f"{name} is missing; {allowed}")
+        else:
+            yield fault(name, f"{shown(half)} comes without {name}; {allowed}", half=clip(half))
 
 
 def _draft_plain(header: Header, catalogue: Catalogue) -> list[Draft]:

@@ -66,7 +66,10 @@ class ExpertOptions(Input):
     """Query parameters of an expert upload into a transaction."""
 
     partial: bool = False
-    """Allow a subset of the expert's tensors. The last upload of an expert counts alone, partial or not."""
+    """Allow a subset of the expert's tensors, as a packed weight without its scale.
+
+    The last upload of an expert counts alone, partial or not.
+    """
 
 
 class OneShotExpertOptions(TransactionOptions, ExpertOptions):

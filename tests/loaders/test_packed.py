@@ -102,7 +102,9 @@ def test_s1_a_weight_or_scale_alone_needs_partial(
     assert check(tmp_path, tensors, partial=True).tensors == 5
     alone = {names[sent]: expert()[sent]}
     assert check(tmp_path, alone, partial=True).names == (PREFIX + sent,)
-    assert refusal_of(lambda: check(tmp_path, alone)).members["count"] == 5
+    refusal = refusal_of(lambda: check(tmp_path, alone))
+    assert refusal.members["count"] == 5
+    assert refusal.members["errors"][0]["name"] == missing and names[sent] in (refusal.detail or "")
 
 
 @pytest.mark.parametrize(
