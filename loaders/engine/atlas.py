@@ -77,6 +77,8 @@ class Atlas:
     """Checkpoint tensor → its regions on this rank."""
     into: dict[str, tuple[Region, ...]]
     """Site → the regions that fill it."""
+    shared: dict[str, frozenset[str]]
+    """Checkpoint tensor → others that are loaded into some of the same elements."""
     sites: dict[str, Site]
     closures: dict[str, Closure]
     targets: dict[str, torch.Tensor]
@@ -92,7 +94,7 @@ def build_atlas(
 ) -> Atlas:
     """Build twin, trace and treatments for the model that this worker serves."""
     twin = build_twin(vllm_config, live)
-    traced = trace(twin, checkpoint.tensors)
+    traced = trace(twin, checkpoint)
     closures = closures_of(vllm_config, workshop, live, twin)
     targets = {
         closure.target(path): span(tensor)
@@ -112,7 +114,7 @@ def build_atlas(
     for regions in traced.regions.values():
         for region in regions:
             into[region.parameter].append(region)
-    roots = _tied_tensors(ties, into)
+    roots = _tied_tensors(ties, into) | _shared_tensors(traced)
     catalogue = tuple(
         _describe(checkpoint, name, traced, sites, roots.get(name)) for name in checkpoint.tensors
     )
@@ -120,6 +122,7 @@ def build_atlas(
         checkpoint,
         traced.regions,
         {name: tuple(regions) for name, regions in into.items()},
+        traced.shared,
         sites,
         closures,
         targets,
@@ -186,6 +189,12 @@ def _tied_tensors(ties: Ties, into: Mapping[str, list[Region]]) -> dict[str, str
         names = sorted({region.tensor for name in group for region in into.get(name, ())})
         roots |= dict.fromkeys(names[1:], *names[:1])
     return roots
+
+
+def _shared_tensors(traced: Traced) -> dict[str, str]:
+    """Checkpoint tensor → the first of those that are loaded into the same elements, which is left out."""
+    groups = {name: sorted({name, *others}) for name, others in traced.shared.items()}
+    return {name: group[0] for name, group in groups.items() if group[0] != name}
 
 
 def _describe(

@@ -29,6 +29,8 @@ _log = logging.getLogger(__name__)
 
 _EXPERTS_LEARNED = 2
 """Enough experts to see that all are treated alike."""
+_COUNTS = frozenset({"num_experts", "num_local_experts", "local_num_experts", "global_num_experts"})
+"""Where vLLM's layers of experts keep how many there are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +198,9 @@ class _Bench:
         target = self._processed(value)
         wanted = self._workshop.outputs(target.module, self._probe)
         patched = self._committed(old)
-        if _equal(self._workshop.outputs(patched.module, self._probe), wanted):
+        read = not _equal(self._workshop.outputs(patched.module, self._probe), wanted)
+        if not read and not (spots and not self._state(patched).handles):
+            # Where all can be seen, a tensor that is there and not read (a shape, say) needs no kernel's word.
             return ParameterKind(
                 Treatment.UNSUPPORTED, (), f"changing {name} does not change the probe's output"
             )
@@ -253,12 +257,16 @@ def _derived(moving: Values, spots: dict[str, list[Spot]]) -> tuple[str, ...]:
 
 
 def _alone(twin: Assembly, experts: int) -> Assembly:
-    """The twin with a rank's experts numbered from 0, as in the small copies that are learned on."""
-    numbers: torch.Tensor | None = getattr(twin.module, "_expert_map", None)
-    if numbers is None:
+    """The twin with as few experts, numbered from 0, as the small copies that are learned on."""
+    if not experts:
         return twin
-    instead = {id(numbers): torch.arange(experts, dtype=numbers.dtype)}
-    return Assembly(private_copy(twin.module, instead), twin.dependents)
+    numbers: torch.Tensor | None = getattr(twin.module, "_expert_map", None)
+    instead = {} if numbers is None else {id(numbers): torch.arange(experts, dtype=numbers.dtype)}
+    module: Any = private_copy(twin.module, instead)
+    for owner in (module, module.moe_config):
+        for name in _COUNTS & vars(owner).keys():
+            setattr(owner, name, experts)
+    return Assembly(module, twin.dependents)
 
 
 def _learned_experts(twin: nn.Module) -> int:

@@ -11,6 +11,7 @@ from loaders.engine.checkpoint import MappedFile
 from loaders.engine.layout import Correspondence, Layout
 from loaders.engine.move import Move, bits_of
 from loaders.engine.provenance import Region
+from loaders.engine.shared import SharedWrites
 from loaders.engine.spot import Spot
 from schemas.bridge import StagedUpload, TensorWrite
 
@@ -33,6 +34,7 @@ def plan(atlas: "Atlas", uploads: tuple[StagedUpload, ...]) -> Plan:
 
     Raises ValueError if a staged file is not what its upload says, or KeyError for a
     tensor that this rank does not know; both mean that admin and engine disagree.
+    Raises ProblemError `tied_tensor` if tensors that share elements are not sent alike.
     """
     planner = _Planner(atlas)
     for upload in uploads:
@@ -51,6 +53,7 @@ class _Planner:
         self._sites: dict[str, Site] = {}
         self._tensors: set[str] = set()
         self._elements = 0
+        self._shared = SharedWrites(atlas.regions, atlas.shared)
 
     def add(self, staged: MappedFile, write: TensorWrite) -> None:
         base = self._atlas.checkpoint.tensors[write.tensor]
@@ -65,6 +68,7 @@ class _Planner:
             self._dense(write, values)
 
     def finish(self) -> Plan:
+        self._shared.require_equal()
         return Plan(self._canvases.moves(), self._sites, len(self._tensors), self._elements)
 
     def _sparse(self, tensor: str, indices: torch.Tensor, values: torch.Tensor) -> None:
@@ -75,6 +79,7 @@ class _Planner:
             self._count(tensor, selected.numel())
             site = self._touch(region)
             chosen = bits_of(region.into(_picked(values, selected)))
+            self._shared.note(region, elements, chosen)
             for target, spot in site.places():
                 self._canvases.scatter(target, spot, elements, chosen)
 
@@ -89,6 +94,7 @@ class _Planner:
             site = self._touch(region)
             moved = Layout(part.src.offset - begin, part.src.size, part.src.stride)
             cast = bits_of(region.into(values))
+            self._shared.note(region, part.dst, moved.view(cast))
             for target, spot in site.places():
                 self._place(target, spot, Correspondence(moved, part.dst), cast)
 

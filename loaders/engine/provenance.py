@@ -1,7 +1,7 @@
 """Provenance: what is known of the tensors that pass through a loader, and the regions that this makes."""
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -40,7 +40,8 @@ class Region:
     def refusal(self) -> str | None:
         """Why new elements cannot be cast as vLLM's loader did, if they cannot."""
         steps = (self.src_dtype, *self.through, self.dst_dtype)
-        if not self.cast or all(dtype.is_floating_point for dtype in steps):
+        later = steps[1:]
+        if not self.cast or all(dtype.is_floating_point for dtype in later):
             return None
         return f"stored as {self.src_dtype}, runs as {self.dst_dtype}"
 
@@ -114,8 +115,21 @@ class Recorder:
             if not disjoint(region.map.dst, place):
                 self.refuse([region.tensor], f"written over in {parameter} while loading")
 
-    def refuse_shared(self) -> None:
-        """An element that is loaded from two places follows neither alone."""
+    def shared(self) -> dict[str, frozenset[str]]:
+        """Checkpoint tensor → others that are loaded into some of the same elements.
+
+        One of which a partner is refused is refused too: they could not be kept equal.
+        """
+        pairs: dict[str, set[str]] = defaultdict(set)
+        for name, first, second in self._overlaps():
+            for tensor, other in ((first, second), (second, first)):
+                pairs[tensor].add(other)
+                if other in self.refused:
+                    self.refuse([tensor], f"{first} and {second} share elements of {name}")
+        return {tensor: frozenset(others) for tensor, others in pairs.items() if tensor not in self.refused}
+
+    def _overlaps(self) -> Iterator[tuple[str, str, str]]:
+        """Parameter and both tensors of every pair that shares elements of it."""
         for name, regions in self.regions.items():
             ordered = sorted(dict.fromkeys(regions), key=lambda region: region.map.dst.offset)
             for index, first in enumerate(ordered):
@@ -123,8 +137,7 @@ class Recorder:
                     if second.map.dst.offset >= first.map.dst.end:
                         break
                     if not disjoint(first.map.dst, second.map.dst):
-                        reason = f"{first.tensor} and {second.tensor} share elements of {name}"
-                        self.refuse([first.tensor, second.tensor], reason)
+                        yield name, first.tensor, second.tensor
 
 
 def key_of(tensor: torch.Tensor) -> int:

@@ -9,7 +9,7 @@ involves unsupported, with its name as the reason.
 
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,13 +17,15 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
-from loaders.engine.checkpoint import TORCH_DTYPE, BaseTensor
+from loaders.engine.checkpoint import TORCH_DTYPE, Checkpoint
 from loaders.engine.layout import Correspondence, Layout, compose
 from loaders.engine.provenance import Provenance, Recorder, Region, key_of, region_of
 
 _log = logging.getLogger(__name__)
 
 _COPIES = frozenset({"aten::clone", "aten::_to_copy", "aten::contiguous"})
+_SCALARS = 2
+"""As many elements as what vLLM calls a scalar, or the shape of a packed weight."""
 _FILLS = frozenset({"aten::zero_", "aten::fill_"})
 
 
@@ -35,6 +37,8 @@ class Traced:
     """Checkpoint tensor → its regions on this rank; may be empty."""
     refused: dict[str, str]
     """Checkpoint tensor → why its way could not be followed."""
+    shared: dict[str, frozenset[str]] = field(default_factory=dict)
+    """Checkpoint tensor → others that are loaded into some of the same elements, and so have to equal it."""
     constant: frozenset[str] = frozenset()
     """Checkpoint tensors that this rank replaces by a constant: vLLM zeroes a bias that another rank adds."""
 
@@ -59,8 +63,10 @@ class _Trace(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        out = func(*args, **kwargs)
         schema = func._schema
+        # Nothing is known of what goes into a parameter that has values, so it keeps those it was made with.
+        unknown = schema.name == "aten::copy_" and args[1].is_meta and not args[0].is_meta
+        out = args[0] if unknown else func(*args, **kwargs)
         if schema.is_mutable:
             self._write(schema, args, kwargs)
         else:
@@ -151,20 +157,24 @@ def _made_by(
     return Provenance(tensors, Correspondence(origin, Layout.of(made)), (*source.dtypes, *cast))
 
 
-def trace(twin: nn.Module, tensors: dict[str, BaseTensor]) -> Traced:
+def trace(twin: nn.Module, checkpoint: Checkpoint) -> Traced:
     """Trace `twin.load_weights` over all checkpoint tensors in one pass.
+
+    Loaders look at the values of scalars (vLLM's refuse input scales of gate and up that
+    differ), so those of a few elements are read; of all others only the shape is known.
 
     A tensor at which the loader raises is refused with the loader's words and the
     pass repeated without it; if it raises when it has had them all, all are refused.
     """
     load: Any = twin.load_weights
+    tensors = checkpoint.tensors
     refused: dict[str, str] = {}
     while True:
         recorder = Recorder(_parameter_storages(twin))
-        left = {name: tensor for name, tensor in tensors.items() if name not in refused}
+        left = [name for name in tensors if name not in refused]
         if not left:
             return Traced({}, refused)
-        weights = _MetaWeights(left, recorder)
+        weights = _Weights(checkpoint, left, recorder)
         try:
             with torch.no_grad(), _Trace(recorder):
                 load(weights)
@@ -177,14 +187,14 @@ def trace(twin: nn.Module, tensors: dict[str, BaseTensor]) -> Traced:
             refused |= dict.fromkeys(blamed, reason)
             continue
         _refuse_replaced(twin, recorder)
-        recorder.refuse_shared()
+        shared = recorder.shared()
         refused |= recorder.refused
         regions: dict[str, list[Region]] = {name: [] for name in tensors if name not in refused}
         for region in dict.fromkeys(r for found in recorder.regions.values() for r in found):
             if region.tensor in regions:
                 regions[region.tensor].append(region)
         ways = {name: tuple(found) for name, found in regions.items()}
-        return Traced(ways, refused, frozenset(recorder.constant))
+        return Traced(ways, refused, shared, frozenset(recorder.constant))
 
 
 def _parameter_storages(twin: nn.Module) -> dict[int, tuple[str, torch.Tensor]]:
@@ -208,25 +218,30 @@ def _refuse_replaced(twin: nn.Module, recorder: Recorder) -> None:
         recorder.refuse(owners, f"{name} is replaced while loading")
 
 
-class _MetaWeights(Iterator[tuple[str, torch.Tensor]]):
-    """Every checkpoint tensor on meta, as the source of its own elements."""
+class _Weights(Iterator[tuple[str, torch.Tensor]]):
+    """Every checkpoint tensor, on meta but for scalars, as the source of its own elements."""
 
-    def __init__(self, tensors: dict[str, BaseTensor], recorder: Recorder) -> None:
-        self._tensors = tensors
-        self._left = iter(tensors.values())
+    def __init__(self, checkpoint: Checkpoint, names: list[str], recorder: Recorder) -> None:
+        self._checkpoint = checkpoint
+        self._names = names
+        self._left = iter(names)
         self._recorder = recorder
         self._current: str | None = None
         self._exhausted = False
 
     def __next__(self) -> tuple[str, torch.Tensor]:
         try:
-            base = next(self._left)
+            base = self._checkpoint.tensors[next(self._left)]
         except StopIteration:
             self._exhausted = True
             raise
         self._current = base.name
         dtype = TORCH_DTYPE[base.dtype]
-        weight = torch.empty(base.shape, dtype=dtype, device="meta")
+        weight = (
+            self._checkpoint.read(base.name).view(base.shape).clone()
+            if base.numel <= _SCALARS
+            else torch.empty(base.shape, dtype=dtype, device="meta")
+        )
         self._recorder.keep.append(weight)
         whole = Correspondence(Layout.contiguous(base.shape), Layout.of(weight))
         self._recorder.sources[key_of(weight)] = Provenance(frozenset({base.name}), whole, (dtype,))
@@ -235,5 +250,5 @@ class _MetaWeights(Iterator[tuple[str, torch.Tensor]]):
     def at_hand(self) -> list[str]:
         """Names of the tensors that the loader may have stumbled over."""
         if self._exhausted:
-            return list(self._tensors)
+            return self._names
         return [self._current] if self._current is not None else []

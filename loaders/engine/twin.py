@@ -1,6 +1,6 @@
 """The twin: the served model built once more on the meta device, in checkpoint format for ever.
 
-Its parameters take no memory and keep the shapes and loaders that vLLM's
+Its parameters take next to no memory and keep the shapes and loaders that vLLM's
 `load_weights` expects, while the live model's have been repacked or removed by
 `process_weights_after_loading`.
 """
@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 from vllm.config import CompilationMode, VllmConfig
+from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.model_executor.model_loader.utils import initialize_model
 from vllm.utils.torch_utils import set_default_torch_dtype
 
@@ -20,9 +21,12 @@ _FACTORIES: frozenset[Callable[..., Any]] = frozenset(
     {torch.empty, torch.zeros, torch.ones, torch.rand, torch.randn, torch.empty_strided, torch.full}
 )
 
+_SCALES = 1024
+"""Elements of a parameter of experts that keeps its values: loaders ask whether a scale was loaded yet."""
+
 
 class _FactoriesOnMeta(TorchFunctionMode):
-    """Send tensor factories to the meta device, but for integers.
+    """Send tensor factories to the meta device, but for integers and what is small.
 
     `torch.device("meta")` as a context would also catch the expert maps of expert
     parallelism, whose construction calls `nonzero` and `item` on what it made.
@@ -34,9 +38,10 @@ class _FactoriesOnMeta(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         dtype = kwargs.get("dtype") or torch.get_default_dtype()
         integral_map = func is torch.full or not _holds_weights(dtype)
-        if func in _FACTORIES and not integral_map:
-            kwargs["device"] = "meta"
-        return func(*args, **kwargs)
+        if func not in _FACTORIES or integral_map:
+            return func(*args, **kwargs)
+        made = func(*args, **kwargs | {"device": "meta"})
+        return made if made.numel() > _SCALES else func(*args, **kwargs)
 
 
 def _holds_weights(dtype: torch.dtype) -> bool:
@@ -61,8 +66,28 @@ def build_twin(vllm_config: VllmConfig, live: nn.Module) -> nn.Module:
     with set_default_torch_dtype(vllm_config.model_config.dtype), _FactoriesOnMeta():
         twin: nn.Module = initialize_model(vllm_config=config, model_config=vllm_config.model_config)
     _refuse_sharing(twin, live)
+    _keep_values_of_experts_only(twin)
     _unwrap_loaders(twin)
     return twin
+
+
+def _keep_values_of_experts_only(twin: nn.Module) -> None:
+    """What is computed from a parameter on meta is on meta too, and so is seen not to be known."""
+    instead: dict[int, nn.Parameter] = {}
+    for module in twin.modules():
+        if isinstance(module, RoutedExperts):
+            continue
+        for name, parameter in module._parameters.items():
+            if parameter is not None and not parameter.is_meta:
+                module._parameters[name] = instead.setdefault(id(parameter), _on_meta(parameter))
+
+
+def _on_meta(parameter: nn.Parameter) -> nn.Parameter:
+    """The parameter without its values: its class, shape and loader."""
+    meta = nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=False)
+    meta.__class__ = parameter.__class__
+    meta.__dict__ = dict(parameter.__dict__)
+    return meta
 
 
 def _unwrap_loaders(twin: nn.Module) -> None:
@@ -83,7 +108,7 @@ def _refuse_sharing(twin: nn.Module, live: nn.Module) -> None:
     for name, module in twin.named_modules():
         if id(module) in live_modules and any(True for _ in module.parameters()):
             raise RuntimeError(f"the twin shares module {name} with the live model")
-    live_parameters = {id(parameter) for parameter in live.parameters()}
+    live_storages = {parameter.untyped_storage()._cdata for parameter in live.parameters()}
     for name, parameter in twin.named_parameters():
-        if id(parameter) in live_parameters or not parameter.is_meta:
+        if not parameter.is_meta and parameter.untyped_storage()._cdata in live_storages:
             raise RuntimeError(f"the twin's parameter {name} is not its own")

@@ -27,10 +27,11 @@ def install() -> None:
     """Put them, and the reference kernels, in the place of vLLM's, in this process."""
     from vllm import _custom_ops  # imports take seconds, and tests that only name the plugin need none
 
-    from tests.families import reference_mxfp4
+    from tests.families import reference_experts, reference_mxfp4
 
     _custom_ops.scaled_fp8_quant = scaled_fp8_quant
     reference_mxfp4.install()
+    reference_experts.install()
 
 
 def as_plugin(folder: Path) -> str:

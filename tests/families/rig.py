@@ -239,8 +239,8 @@ def engine_on(row: Row, folder: Path, scratch: Path) -> Iterator[Engine]:
 def altered(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """Other values of the same kind: none is as it was, and all are of its size."""
     if not tensor.is_floating_point():
-        if tensor.dtype is torch.uint8:
-            return tensor ^ 3
+        if tensor.dtype in (torch.uint8, torch.int32):
+            return tensor ^ 0x33 * (0x1010101 if tensor.dtype is torch.int32 else 1)
         return (tensor.to(torch.int16) * -1 + 3).clamp(-127, 127).to(tensor.dtype)
     factor = 0.7 + 0.5 * torch.rand(tensor.shape, generator=generator)
     return (tensor.float() * factor).to(tensor.dtype)

@@ -7,6 +7,7 @@ from typing import Any
 
 from loaders.engine.toy_model import EXPERTS
 from tests.families.models import add_adapter, make_family, quantise_mxfp4, quantise_w8a8, retie, shard
+from tests.families.quantised import quantise_experts
 
 Make = Callable[[Path], object]
 
@@ -44,6 +45,10 @@ def _mxfp4(path: Path) -> None:
     quantise_mxfp4(make_family("gpt-oss", path.with_name(f"{path.name}-plain")), path)
 
 
+def _quantised(name: str, family: str = "qwen3-moe") -> Make:
+    return lambda path: quantise_experts(make_family(family, path.with_name(f"{path.name}-plain")), path, name)
+
+
 def _adapted(path: Path) -> None:
     add_adapter(make_family("llama", path))
 
@@ -79,6 +84,13 @@ ROWS: dict[str, Spec] = {
     "gpt-oss MXFP4": Spec(_mxfp4, always=True, reference=True),
     "gpt-oss MXFP4 TP=2": Spec(_mxfp4, _TP2, reference=True),
     "gpt-oss MXFP4 EP=2": Spec(_mxfp4, _EP2, generates=False, owner=_linear, reference=True),
+    "NVFP4": Spec(_quantised("NVFP4"), reference=True),
+    "W4A16": Spec(_quantised("W4A16"), reference=True),
+    "W4A16 with zero points": Spec(_quantised("W4A16 with zero points"), reference=True),
+    "FP8 by rows": Spec(_quantised("FP8 by rows"), reference=True),
+    "FP8 by tensors": Spec(_quantised("FP8 by tensors"), reference=True),
+    "FP8 by blocks": Spec(_quantised("FP8 by blocks"), reference=True),
+    "W8A8 experts": Spec(_quantised("W8A8"), reference=True),
     "mixtral": Spec(_family("mixtral")),
     "mixtral run as float32": Spec(_family("mixtral"), _F32),
     "mixtral TP=2": Spec(_family("mixtral"), _TP2),

@@ -68,6 +68,7 @@ class Hand:
             targets=self.targets,
             gapped={},
             ties={},
+            shared={},
         )
 
 

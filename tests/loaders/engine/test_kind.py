@@ -138,9 +138,19 @@ def hide(layer: Any) -> None:
     layer.below.copy = layer.weight.t().clone()
 
 
+def drop(layer: Any) -> None:
+    layer.weight = None
+
+
+def test_what_is_kept_and_not_read_is_direct(made: Any) -> None:
+    """A tensor that no kernel reads, as the shape beside a packed weight, is updated like any other."""
+    kind = learned(made, made.Method(lambda layer: None, lambda layer, x: x * 2))
+    assert kind.parameters["weight"].treatment is Treatment.DIRECT
+
+
 REFUSED: dict[str, tuple[Process, Kernel, str]] = {
     "a copy that cannot be reached": (hide, lambda layer, x: x @ layer.below.copy, "does not equal"),
-    "not read": (lambda layer: None, lambda layer, x: x * 2, "does not change the probe's output"),
+    "neither kept nor read": (drop, lambda layer, x: x * 2, "does not change the probe's output"),
     "random": (shake, lambda layer, x: x @ layer.weight.t() + layer.noise.sum(), "does not equal"),
     "collective": (gather_all, lambda layer, x: x @ layer.weight.t(), "needs all ranks at once"),
     "as many as are positive": (

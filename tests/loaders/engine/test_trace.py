@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from loaders.engine.checkpoint import BaseTensor
+from loaders.engine.checkpoint import TORCH_DTYPE, BaseTensor, Checkpoint
 from loaders.engine.trace import Traced, trace
 from schemas.dtypes import Dtype
 
@@ -33,6 +34,14 @@ class Toy(nn.Module):
         self.loader(self, weights)
 
 
+class Unread(Checkpoint):
+    """A checkpoint whose scalars are zero."""
+
+    def read(self, name: str) -> torch.Tensor:
+        tensor = self.tensors[name]
+        return torch.zeros(tensor.numel, dtype=TORCH_DTYPE[tensor.dtype])
+
+
 def base(name: str, shape: tuple[int, ...], dtype: Dtype = Dtype.F32) -> BaseTensor:
     return BaseTensor(name, dtype, shape, Path("unread"), 0)
 
@@ -40,7 +49,7 @@ def base(name: str, shape: tuple[int, ...], dtype: Dtype = Dtype.F32) -> BaseTen
 def traced(
     loader: Callable[[Toy, Weights], None], tensors: dict[str, tuple[int, ...]], **shapes: Any
 ) -> Traced:
-    found = trace(Toy(loader, "meta", **shapes), {n: base(n, shape) for n, shape in tensors.items()})
+    found = trace(Toy(loader, "meta", **shapes), Unread({n: base(n, shape) for n, shape in tensors.items()}))
     assert set(found.regions) | set(found.refused) == set(tensors)
     assert not set(found.regions) & set(found.refused)
     return found
@@ -206,21 +215,34 @@ def test_casts_are_followed_in_their_order(case: str) -> None:
         for _, weight in weights:
             toy.p.copy_(change(weight))
 
-    found = trace(Toy(load, "meta", p=(3,)), {"w": base("w", (3,), Dtype.BF16)})
+    found = trace(Toy(load, "meta", p=(3,)), Unread({"w": base("w", (3,), Dtype.BF16)}))
     (region,) = found.regions["w"]
     assert (region.src_dtype, region.through, region.dst_dtype) == (torch.bfloat16, through, torch.float32)
     assert region.cast and region.lossless is lossless
 
 
-def test_casts_between_numbers_of_another_sort_are_refused() -> None:
-    """An integer that is loaded into a float is no value that somebody would upload."""
+def test_an_integer_may_become_a_float() -> None:
+    """vLLM keeps the shape beside a packed weight as a float; the checkpoint's own cannot be told from it."""
 
     def load(toy: Toy, weights: Weights) -> None:
         for _, weight in weights:
             toy.p.copy_(weight)
 
-    found = trace(Toy(load, "meta", p=(3,)), {"w": base("w", (3,), Dtype.I32)})
-    assert found.refused["w"] == "stored as torch.int32, runs as torch.float32"
+    found = trace(Toy(load, "meta", p=(3,)), Unread({"w": base("w", (3,), Dtype.I32)}))
+    (region,) = found.regions["w"]
+    assert region.cast and not region.lossless
+
+
+def test_a_float_that_becomes_an_integer_is_refused() -> None:
+    """What is cut off when it is loaded is no value that somebody would upload."""
+
+    def load(toy: Toy, weights: Weights) -> None:
+        for _, weight in weights:
+            toy.p.copy_(weight)
+
+    whole = partial(torch.zeros, 3, dtype=torch.int32, device="meta")
+    found = trace(Toy(load, "meta", p=whole), Unread({"w": base("w", (3,), Dtype.F32)}))
+    assert found.refused["w"] == "stored as torch.float32, runs as torch.int32"
 
 
 # -- ways that are refused -------------------------------------------------------------
@@ -319,16 +341,45 @@ def test_refused_with_its_reason(case: str) -> None:
     assert len(found.regions["beside"]) == 1
 
 
-def test_two_tensors_in_one_place_are_refused_both() -> None:
-    """Tied tensors, loaded over each other wholly or partly, would change each other."""
+def test_two_tensors_in_one_place_are_told() -> None:
+    """Tensors loaded over each other, wholly or partly, are followed, and each says with which."""
 
     def load(toy: Toy, weights: Weights) -> None:
         for name, weight in weights:
             toy.p[2:].copy_(weight) if name == "tail" else toy.p[:3].copy_(weight)
 
     found = traced(load, {"head": (3,), "tail": (2,)}, p=(4,))
+    assert found.shared == {"head": {"tail"}, "tail": {"head"}}
+    assert not found.refused
+
+
+def test_a_tensor_that_shares_elements_with_a_refused_one_is_refused() -> None:
+    """Two tensors in one place can only be changed alike, so neither can if one cannot."""
+
+    def load(toy: Toy, weights: Weights) -> None:
+        for name, weight in weights:
+            if name == "tail":
+                toy.p[2:].copy_(weight)
+                toy.aside[:2].copy_(weight)
+            else:
+                toy.p[:3].copy_(weight)
+
+    found = traced(load, {"head": (3,), "tail": (2,)}, p=(4,))
     assert set(found.refused) == {"head", "tail"}
     assert "head and tail share elements of p" in found.refused["head"]
+
+
+def test_a_loader_may_look_at_scalars() -> None:
+    """A loader that compares a scalar with what is there is followed as when the checkpoint was loaded."""
+
+    def load(toy: Toy, weights: Weights) -> None:
+        for _, weight in weights:
+            if toy.scale[0] != 1 and toy.scale[0] != weight:
+                raise ValueError("differ")
+            toy.scale[0].copy_(weight)
+
+    found = traced(load, {"gate": (), "up": ()}, scale=lambda: torch.ones(2))
+    assert found.shared == {"gate": {"up"}, "up": {"gate"}}
 
 
 def test_mixed_tensors_are_refused_both() -> None:
@@ -375,7 +426,7 @@ def test_a_loader_that_takes_nothing_and_raises() -> None:
         raise RuntimeError("no such model")
 
     with pytest.raises(RuntimeError, match="no such model"):
-        trace(Toy(load, "meta"), {"w": base("w", (2,))})
+        trace(Toy(load, "meta"), Unread({"w": base("w", (2,))}))
 
 
 @pytest.mark.parametrize(
@@ -414,7 +465,7 @@ def test_tied_parameters_have_the_first_name() -> None:
 
     toy = Toy(load, "meta", a=(3,))
     toy.z = toy.a
-    (region,) = trace(toy, {"w": base("w", (3,))}).regions["w"]
+    (region,) = trace(toy, Unread({"w": base("w", (3,))})).regions["w"]
     assert region.parameter == "a"
 
 
@@ -443,7 +494,7 @@ def test_threads_do_not_see_each_other() -> None:
     found: list[Traced] = []
 
     def run(name: str) -> None:
-        found.append(trace(Toy(load, "meta", p=(3, 2)), {name: base(name, (2, 3))}))
+        found.append(trace(Toy(load, "meta", p=(3, 2)), Unread({name: base(name, (2, 3))})))
 
     threads = [threading.Thread(target=run, args=(name,)) for name in ("a", "b")]
     for thread in threads:

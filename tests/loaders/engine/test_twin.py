@@ -63,7 +63,7 @@ def test_vllm_wraps_as_expected() -> None:
 
 
 def test_a_twin_shares_nothing_that_holds_weights() -> None:
-    """A module or parameter of the live model is refused, and one that takes memory; others are not."""
+    """A module or parameter of the live model is refused; others are not."""
     from loaders.engine.twin import _refuse_sharing
 
     live, twin = nn.Module(), nn.Module()
@@ -71,6 +71,8 @@ def test_a_twin_shares_nothing_that_holds_weights() -> None:
     live.layer, twin.layer = nn.Linear(2, 2), nn.Linear(2, 2, device="meta")
     _refuse_sharing(twin, live)
     twin.more = nn.Linear(2, 2)
+    _refuse_sharing(twin, live)
+    twin.more.weight = nn.Parameter(live.layer.weight.data)
     with pytest.raises(RuntimeError, match=r"more\.weight is not its own"):
         _refuse_sharing(twin, live)
     twin.more = live.layer
