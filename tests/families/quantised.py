@@ -90,9 +90,28 @@ def _int8(source: Source, outputs: int, inputs: int) -> dict[str, torch.Tensor]:
     }
 
 
+def _awq(source: Source, outputs: int, inputs: int) -> dict[str, torch.Tensor]:
+    return {
+        "qweight": source.bits(torch.int32, inputs, outputs // 8),
+        "qzeros": source.bits(torch.int32, inputs // GROUP, outputs // 8),
+        "scales": source.scales(0.04, inputs // GROUP, outputs, dtype=torch.float16),
+    }
+
+
+def _gptq(source: Source, outputs: int, inputs: int) -> dict[str, torch.Tensor]:
+    return _awq(source, outputs, inputs) | {
+        "qweight": source.bits(torch.int32, inputs // 8, outputs),
+        "g_idx": torch.arange(inputs, dtype=torch.int32) // GROUP,
+    }
+
+
 def _compressed(kind: str, weights: dict[str, Any], activations: dict[str, Any] | None) -> dict[str, Any]:
     """compressed-tensors' description of the checkpoint."""
-    group = {"targets": ["Linear"], "weights": {"symmetric": True, "dynamic": False} | weights, "format": kind}
+    group = {
+        "targets": ["Linear"],
+        "weights": {"symmetric": True, "dynamic": False} | weights,
+        "format": kind,
+    }
     group["input_activations"] = activations and {"symmetric": True} | activations
     return {
         "quant_method": "compressed-tensors",
@@ -149,6 +168,27 @@ FORMATS: dict[str, tuple[Draw, dict[str, Any]]] = {
             "int-quantized", _INT8 | {"strategy": "channel"}, _INT8 | {"strategy": "token", "dynamic": True}
         ),
     ),
+    "AWQ": (
+        _awq,
+        {
+            "quant_method": "awq",
+            "bits": 4,
+            "group_size": GROUP,
+            "zero_point": True,
+            "modules_to_not_convert": ["self_attn", "mlp.gate", "lm_head"],
+        },
+    ),
+    "GPTQ": (
+        _gptq,
+        {
+            "quant_method": "gptq",
+            "bits": 4,
+            "group_size": GROUP,
+            "desc_act": False,
+            "sym": True,
+            "dynamic": {"-:.*self_attn.*": {}, r"-:.*gate$": {}},
+        },
+    ),
 }
 """Name → how a projection's tensors are drawn, and what config.json says of the format."""
 
@@ -166,6 +206,55 @@ def quantise_experts(path: Path, out: Path, name: str, *, seed: int = 7) -> Path
 
     change(path, out, quantise)
     return describe(out, described)
+
+
+def quantise_quark(path: Path, out: Path, name: str, *, seed: int = 7) -> Path:
+    """A copy of a gpt-oss as AMD's Quark writes it: an expert at a time, gate and up in turns, input scales.
+
+    `name` is "FP8" (one scale for a weight) or "MXFP4".
+    """
+    source = Source(seed)
+
+    def weight(outputs: int, inputs: int) -> dict[str, torch.Tensor]:
+        if name == "FP8":
+            return {"weight": source.float8(outputs, inputs), "weight_scale": source.scales(0.2)}
+        codes = source.bits(torch.uint8, outputs, inputs // 2)
+        exponents = (source.bits(torch.uint8, outputs, inputs // 32) & 3) + 122
+        return {"weight": codes, "weight_scale": exponents}
+
+    def quantise(tensors: dict[str, torch.Tensor]) -> None:
+        for tensor in [n for n in tensors if n.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
+            stack, _, projection = tensor.rpartition(".")
+            bias = tensors.pop(f"{tensor}_bias")
+            experts, inputs, outputs = tensors.pop(tensor).shape
+            for expert in range(experts):
+                parts = weight(outputs, inputs) | {
+                    "bias": bias[expert].clone(),
+                    "input_scale": source.scales(0.02),
+                }
+                tensors |= {f"{stack}.{expert}.{projection}.{suffix}": part for suffix, part in parts.items()}
+
+    change(path, out, quantise)
+    fp8 = {"dtype": "fp8_e4m3", "qscheme": "per_tensor", "is_dynamic": False, "symmetric": True}
+    mxfp4 = {"dtype": "fp4", "qscheme": "per_group", "group_size": 32, "scale_format": "e8m0"}
+    weights = fp8 if name == "FP8" else mxfp4 | {"is_dynamic": False, "symmetric": True}
+    scheme = {"weight": weights, "input_tensors": fp8, "output_tensors": None, "bias": None}
+    layers = [f"model.layers.{layer}" for layer in range(LAYERS)]
+    return describe(
+        out,
+        {
+            "quant_method": "quark",
+            "export": {"kv_cache_group": [], "pack_method": "reorder"},
+            "exclude": [
+                *(f"{layer}.self_attn.{part}_proj" for layer in layers for part in "qkvo"),
+                *(f"{layer}.mlp.router" for layer in layers),
+                "lm_head",
+            ],
+            "global_quant_config": scheme,
+            "layer_quant_config": {},
+            "layer_type_quant_config": {},
+        },
+    )
 
 
 def describe(folder: Path, quantization: dict[str, Any]) -> Path:

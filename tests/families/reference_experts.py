@@ -14,9 +14,9 @@ import vllm.model_executor.layers.fused_moe.modular_kernel as mk
 from torch import nn
 from vllm.model_executor.layers.fused_moe.activation import MoEActivation
 from vllm.model_executor.layers.fused_moe.experts import int4_emulation_moe
+from vllm.model_executor.layers.fused_moe.oracle import int_wna16
 from vllm.model_executor.layers.fused_moe.oracle.fp8 import Fp8MoeBackend
 from vllm.model_executor.layers.fused_moe.oracle.int8 import Int8MoeBackend
-from vllm.model_executor.layers.fused_moe.oracle import int_wna16
 from vllm.model_executor.layers.fused_moe.oracle.int_wna16 import WNA16MoEBackend
 from vllm.model_executor.layers.fused_moe.oracle.mxfp4 import Mxfp4MoeBackend
 from vllm.model_executor.layers.fused_moe.oracle.nvfp4 import NvFp4MoeBackend
@@ -177,8 +177,12 @@ class ReferenceInt4(ReferenceExperts):
 
     def weights(self, w1: torch.Tensor, w2: torch.Tensor, expert: int) -> tuple[torch.Tensor, torch.Tensor]:
         return (
-            self._weight(w1[expert], self.w1_scale[expert], None if self.w1_zp is None else self.w1_zp[expert]),
-            self._weight(w2[expert], self.w2_scale[expert], None if self.w2_zp is None else self.w2_zp[expert]),
+            self._weight(
+                w1[expert], self.w1_scale[expert], None if self.w1_zp is None else self.w1_zp[expert]
+            ),
+            self._weight(
+                w2[expert], self.w2_scale[expert], None if self.w2_zp is None else self.w2_zp[expert]
+            ),
         )
 
     @staticmethod
@@ -196,15 +200,24 @@ class ReferencePlain(ReferenceExperts):
         return w1[expert].float(), w2[expert].float()
 
 
-class ReferenceFp8(ReferenceExperts):
-    """Float8 with one scale, a scale for each row, or for each block; activations by one scale or as they are."""
+class WithFloat8Inputs(ReferenceExperts):
+    """Activations rounded by one scale, if the checkpoint has it."""
 
     def rounded(self, values: torch.Tensor, part: int) -> torch.Tensor:
         scale = (self.a1_scale, self.a2_scale)[part]
-        return values if scale is None else (values / scale).clamp(-448, 448).to(torch.float8_e4m3fn).float() * scale
+        if scale is None:
+            return values
+        return (values / scale).clamp(-448, 448).to(torch.float8_e4m3fn).float() * scale
+
+
+class ReferenceFp8(WithFloat8Inputs):
+    """Float8 with one scale, a scale for each row, or for each block."""
 
     def weights(self, w1: torch.Tensor, w2: torch.Tensor, expert: int) -> tuple[torch.Tensor, torch.Tensor]:
-        first, second = self._weight(w1[expert], self.w1_scale[expert]), self._weight(w2[expert], self.w2_scale[expert])
+        first, second = (
+            self._weight(w1[expert], self.w1_scale[expert]),
+            self._weight(w2[expert], self.w2_scale[expert]),
+        )
         return first, second
 
     @staticmethod
@@ -225,7 +238,9 @@ class ReferenceInt8(ReferenceExperts):
             setattr(layer, name, nn.Parameter(tiles.contiguous().view(weight.shape), requires_grad=False))
 
     def weights(self, w1: torch.Tensor, w2: torch.Tensor, expert: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return self._weight(w1[expert], self.w1_scale[expert]), self._weight(w2[expert], self.w2_scale[expert])
+        return self._weight(w1[expert], self.w1_scale[expert]), self._weight(
+            w2[expert], self.w2_scale[expert]
+        )
 
     @staticmethod
     def _weight(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
@@ -233,7 +248,7 @@ class ReferenceInt8(ReferenceExperts):
         return tiles.reshape(weight.shape).float() * scale
 
 
-class ReferenceOcpMxfp4(ReferenceExperts):
+class ReferenceOcpMxfp4(WithFloat8Inputs):
     """MXFP4 as the checkpoint has it, as vLLM's emulation takes it."""
 
     def weights(self, w1: torch.Tensor, w2: torch.Tensor, expert: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -268,5 +283,8 @@ def install() -> None:
     compressed_tensors_moe_wna16.select_wna16_moe_backend = _choose_wna16
     for module in (auto_gptq, auto_awq):
         module.select_wna16_moe_backend = choose(WNA16MoEBackend.EMULATION, ReferencePlain)
+        module.check_moe_marlin_supports_layer = lambda *_, **__: (
+            True
+        )  # else another format's method is taken
     quark_moe.select_mxfp4_moe_backend = choose(Mxfp4MoeBackend.EMULATION, ReferenceOcpMxfp4)
     quark_moe.backend_to_kernel_cls = lambda _: [ReferenceOcpMxfp4]

@@ -7,7 +7,7 @@ from typing import Any
 
 from loaders.engine.toy_model import EXPERTS
 from tests.families.models import add_adapter, make_family, quantise_mxfp4, quantise_w8a8, retie, shard
-from tests.families.quantised import quantise_experts
+from tests.families.quantised import quantise_experts, quantise_quark
 
 Make = Callable[[Path], object]
 
@@ -25,6 +25,8 @@ class Spec:
     """Ranks that hold the expert of that number in that layer; none: all."""
     reference: bool = False
     """Whether it needs one of the operations in `reference`."""
+    not_loaded: tuple[str, ...] = ()
+    """Ends of names of what vLLM itself leaves in the checkpoint."""
     may_stay: tuple[str, ...] = ()
     """Ends of names of what is derived from a few elements only, and so may be the same after a change."""
 
@@ -45,8 +47,16 @@ def _mxfp4(path: Path) -> None:
     quantise_mxfp4(make_family("gpt-oss", path.with_name(f"{path.name}-plain")), path)
 
 
-def _quantised(name: str, family: str = "qwen3-moe") -> Make:
-    return lambda path: quantise_experts(make_family(family, path.with_name(f"{path.name}-plain")), path, name)
+def _quantised(name: str) -> Make:
+    return lambda path: quantise_experts(
+        make_family("qwen3-moe", path.with_name(f"{path.name}-plain")), path, name
+    )
+
+
+def _quark(name: str) -> Make:
+    return lambda path: quantise_quark(
+        make_family("gpt-oss", path.with_name(f"{path.name}-plain")), path, name
+    )
 
 
 def _adapted(path: Path) -> None:
@@ -60,6 +70,8 @@ def _sharded(path: Path) -> None:
 _TP2: dict[str, Any] = {"tensor_parallel_size": 2}
 _EP2: dict[str, Any] = _TP2 | {"enable_expert_parallel": True}
 _ROUND_ROBIN: dict[str, Any] = {"expert_placement_strategy": "round_robin"}
+_DUMMIES = ("w13_weight_scale", "w13_scales", "w2_weight_scale", "w2_scales")
+"""Scales that are dealt with while loading, in the place of which vLLM leaves a constant."""
 _F32: dict[str, Any] = {"dtype": "float32"}
 
 
@@ -75,6 +87,13 @@ def _by_layer(expert: int, layer: int) -> list[int]:
     return [layer]
 
 
+def _row(name: str, options: dict[str, Any] | None = None, **members: Any) -> Spec:
+    """A row of quantised experts; those spread over ranks by number can only be told by digests."""
+    if options == _EP2:
+        members |= {"generates": False, "owner": _linear}
+    return Spec(_quantised(name), options or {}, reference=True, **members)
+
+
 ROWS: dict[str, Spec] = {
     "gpt-oss": Spec(_family("gpt-oss")),
     "gpt-oss float32": Spec(_family("gpt-oss", "float32"), _F32),
@@ -84,13 +103,29 @@ ROWS: dict[str, Spec] = {
     "gpt-oss MXFP4": Spec(_mxfp4, always=True, reference=True),
     "gpt-oss MXFP4 TP=2": Spec(_mxfp4, _TP2, reference=True),
     "gpt-oss MXFP4 EP=2": Spec(_mxfp4, _EP2, generates=False, owner=_linear, reference=True),
-    "NVFP4": Spec(_quantised("NVFP4"), reference=True),
-    "W4A16": Spec(_quantised("W4A16"), reference=True),
-    "W4A16 with zero points": Spec(_quantised("W4A16 with zero points"), reference=True),
-    "FP8 by rows": Spec(_quantised("FP8 by rows"), reference=True),
-    "FP8 by tensors": Spec(_quantised("FP8 by tensors"), reference=True),
-    "FP8 by blocks": Spec(_quantised("FP8 by blocks"), reference=True),
-    "W8A8 experts": Spec(_quantised("W8A8"), reference=True),
+    "NVFP4": _row("NVFP4", always=True),
+    "NVFP4 TP=2": _row("NVFP4", _TP2),
+    "NVFP4 EP=2": _row("NVFP4", _EP2),
+    "W4A16": _row("W4A16"),
+    "W4A16 TP=2": _row("W4A16", _TP2),
+    "W4A16 with zero points": _row("W4A16 with zero points", always=True, may_stay=_DUMMIES),
+    "W4A16 with zero points TP=2": _row("W4A16 with zero points", _TP2, may_stay=_DUMMIES),
+    "AWQ": _row("AWQ", may_stay=_DUMMIES),
+    "AWQ TP=2": _row("AWQ", _TP2, may_stay=_DUMMIES),
+    "GPTQ": _row("GPTQ", may_stay=_DUMMIES, not_loaded=(".g_idx",)),
+    "FP8 by rows": _row("FP8 by rows"),
+    "FP8 by rows TP=2": _row("FP8 by rows", _TP2),
+    "FP8 by tensors": _row("FP8 by tensors", always=True),
+    "FP8 by tensors TP=2": _row("FP8 by tensors", _TP2),
+    "FP8 by blocks": _row("FP8 by blocks"),
+    "FP8 by blocks TP=2": _row("FP8 by blocks", _TP2),
+    "FP8 by blocks EP=2": _row("FP8 by blocks", _EP2),
+    "W8A8 experts": _row("W8A8"),
+    "W8A8 experts TP=2": _row("W8A8", _TP2),
+    "Quark FP8": Spec(_quark("FP8"), reference=True),
+    "Quark FP8 TP=2": Spec(_quark("FP8"), _TP2, reference=True),
+    "Quark MXFP4": Spec(_quark("MXFP4"), reference=True, always=True),
+    "Quark MXFP4 TP=2": Spec(_quark("MXFP4"), _TP2, reference=True),
     "mixtral": Spec(_family("mixtral")),
     "mixtral run as float32": Spec(_family("mixtral"), _F32),
     "mixtral TP=2": Spec(_family("mixtral"), _TP2),

@@ -20,6 +20,7 @@ from tests.families.rows import ROWS
 from tests.families.table import DOCUMENT, DOCUMENTED, features, line
 
 Found = dict[str, Any]
+NOT_LOADED = "the engine does not load it"
 CONSTANTS = ("_k_scale", "_v_scale", "_q_scale", "_prob_scale", "_k_scale_cpu", "_v_scale_cpu", "_expert_map")
 _ALL = [pytest.param(name, marks=() if spec.always else pytest.mark.long) for name, spec in ROWS.items()]
 
@@ -130,8 +131,11 @@ def test_the_documented_table_is_true(rig: Rig, row: str) -> None:
 
 
 def test_nothing_is_refused(found: Found) -> None:
-    """Every checkpoint tensor of the row can be updated."""
-    assert found["refused"] == {}
+    """Every checkpoint tensor of the row can be updated, but for those that vLLM does not load."""
+    not_loaded = ROWS[found["name"]].not_loaded
+    refused = {n: reasons for n, reasons in found["refused"].items() if not n.endswith(not_loaded)}
+    assert refused == {}
+    assert {reason for n, reasons in found["refused"].items() for reason in reasons} <= {NOT_LOADED}
 
 
 def test_one_of_two_tied_tensors_alone_is_refused(rig: Rig) -> None:

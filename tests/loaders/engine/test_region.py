@@ -55,9 +55,7 @@ def test_no_cast_leaves_bits_alone() -> None:
     assert not found.cast and found.lossless
 
 
-@pytest.mark.parametrize(
-    "steps", [(F32, torch.int8), (BF16, BF16, torch.int32), (torch.int32, torch.int64)]
-)
+@pytest.mark.parametrize("steps", [(F32, torch.int8), (BF16, BF16, torch.int32), (torch.int32, torch.int64)])
 def test_casts_that_are_no_rounding_are_refused(steps: tuple[torch.dtype, ...]) -> None:
     """From floats to integers, or between integers of two sizes, new values would mean something else."""
     first, last, *through = steps
