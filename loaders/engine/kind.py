@@ -200,7 +200,7 @@ class _Bench:
         patched = self._committed(old)
         read = not _equal(self._workshop.outputs(patched.module, self._probe), wanted)
         if not read and not (spots and not self._state(patched).handles):
-            # Where all can be seen, a tensor that is there and not read (a shape, say) needs no kernel's word.
+            # Where all can be seen, what is there and not read (a shape, say) needs no kernel's word.
             return ParameterKind(
                 Treatment.UNSUPPORTED, (), f"changing {name} does not change the probe's output"
             )

@@ -1,4 +1,4 @@
-"""Checkpoints of an MoE family with its experts in a quantised format: seeded codes and scales under published names.
+"""Checkpoints with experts in a quantised format: seeded codes and scales under published names.
 
 Only experts are quantised: what is tried is how they are loaded, repacked and changed.
 Codes are drawn, not rounded from weights: a toy means nothing, and every bit pattern is met.
