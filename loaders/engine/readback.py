@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from loaders.engine.checkpoint import TORCH_DTYPE
 from loaders.engine.layout import Correspondence, Layout
-from loaders.engine.move import bits_of
+from loaders.engine.move import Scatter, bits_of, read
 from loaders.staged import refuse_full_disk
 from schemas.bridge import ReadResult, ReadTensor
 from schemas.problems import Code, ProblemError
@@ -85,7 +85,7 @@ def _take(atlas: "Atlas", site: "Site", part: Correspondence, out: torch.Tensor)
             part.src.view(out).copy_(part.dst.view(bits_of(atlas.targets[target])))
             return
     for target, spot in site.spots:
-        values = bits_of(atlas.targets[target])[spot.positions(part.dst.positions())]
+        values = read(atlas.targets[target], Scatter(spot.positions(part.dst.positions())))
         part.src.view(out).copy_(values.view(part.src.size))
         return
     raise ProblemError(Code.TENSOR_UNSUPPORTED, f"{site.name} cannot be read: {site.unsupported}")

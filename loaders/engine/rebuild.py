@@ -131,7 +131,7 @@ class Rebuilder:
             if made.shape != live.shape or made.dtype != live.dtype:
                 raise ValueError(f"{closure.target(path)} came out as {made.dtype} {tuple(made.shape)}")
             place = Layout(0, tuple(live.shape), tuple(live.stride()))
-            moves.append(Move(closure.target(path), place, bits_of(made.contiguous().view(-1))))
+            moves.append(Move(closure.target(path), place, bits_of(made.contiguous().view(-1)).cpu()))
         return Spare(closure, state.handles, tuple(moves))
 
     def _values(

@@ -17,7 +17,7 @@ from loaders.engine.checkpoint import Checkpoint, local_folder
 from loaders.engine.digests import Digests, Touched, storage_of
 from loaders.engine.failpoints import Failpoints
 from loaders.engine.job import MainThread
-from loaders.engine.move import Move, compacted, digest_of
+from loaders.engine.move import Move, compacted, digest_of, landed
 from loaders.engine.planner import Plan, plan
 from loaders.engine.prepared import Applied, Prepared
 from loaders.engine.readback import ReadPart, write_part
@@ -198,6 +198,7 @@ class Session:
         try:
             yield
         finally:
+            landed()
             after = self._touched.clock + 1
             for move in prepared.moves:
                 self._touched.storages[storage_of(self.atlas.targets[move.target])] = after

@@ -87,9 +87,14 @@ def learn_spots(
     seen = [
         process({name: _code(bases[name], shapes[name], step) for name in shapes}) for step in range(passes)
     ]
-    found = {path: _decode([tensors[path] for tensors in seen]) for path in seen[0]}
+    found: dict[int, dict[str, torch.Tensor]] = {dtype.itemsize: {} for _, dtype in shapes.values()}
+    for path, first in seen[0].items():
+        # In words of another size nothing stands as it is, but what looks like a code may.
+        if first.element_size() in found:
+            found[first.element_size()][path] = _decode([tensors[path] for tensors in seen])
     return {
-        name: _everywhere(found, bases[name], _numel(shape), blocks) for name, (shape, _) in shapes.items()
+        name: _everywhere(found[dtype.itemsize], bases[name], _numel(shape), blocks)
+        for name, (shape, dtype) in shapes.items()
     }
 
 

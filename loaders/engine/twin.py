@@ -63,7 +63,8 @@ def build_twin(vllm_config: VllmConfig, live: nn.Module) -> nn.Module:
     config.compilation_config.static_forward_context = {}
     config.compilation_config.static_all_moe_layers = []
     config.quant_config = copy.deepcopy(vllm_config.quant_config)
-    with set_default_torch_dtype(vllm_config.model_config.dtype), _FactoriesOnMeta():
+    device = torch.device(vllm_config.device_config.device_type)
+    with set_default_torch_dtype(vllm_config.model_config.dtype), device, _FactoriesOnMeta():
         twin: nn.Module = initialize_model(vllm_config=config, model_config=vllm_config.model_config)
     _refuse_sharing(twin, live)
     _keep_values_of_experts_only(twin)

@@ -61,6 +61,7 @@ class Workshop:
 
     def __init__(self, vllm_config: VllmConfig) -> None:
         self._config = vllm_config
+        self._device = torch.device(vllm_config.device_config.device_type)
 
     @contextmanager
     def _context(self) -> Iterator[None]:
@@ -75,7 +76,7 @@ class Workshop:
 
         Raises CollectiveProcessing if the ranks would have to do it together.
         """
-        clone = _materialised(twin.module, values)
+        clone = _materialised(twin.module, {name: value.to(self._device) for name, value in values.items()})
         method = quant_method(clone)
         with self._context(), _WithoutCollectives():
             if method is not None:
@@ -89,12 +90,12 @@ class Workshop:
 
     def probe(self, twin: nn.Module, experts: int | None = None) -> "Probe":
         """A probe of this kind of module, as `probe_for` makes it."""
-        return probe_for(twin, self._config.model_config.dtype, experts)
+        return probe_for(twin, self._config.model_config.dtype, experts, device=self._device)
 
     def outputs(self, module: nn.Module, probe: "Probe") -> list[torch.Tensor]:
-        """Outputs of the module's kernels on fixed inputs."""
+        """Outputs of the module's kernels on fixed inputs, on the CPU."""
         with self._context():
-            return probe(module)
+            return [output.cpu() for output in probe(module)]
 
 
 Probe = Callable[[nn.Module], list[torch.Tensor]]
@@ -124,21 +125,56 @@ def _parameter(meta: nn.Parameter, value: torch.Tensor) -> nn.Parameter:
     return parameter
 
 
-def probe_for(twin: nn.Module, dtype: torch.dtype, experts: int | None = None, seed: int = 0) -> Probe:
-    """A probe that drives every kernel of this kind of module.
+class _Inputs:
+    """Random inputs of a probe, drawn on the CPU, so that they are the same on every device."""
+
+    def __init__(self, seed: int, dtype: torch.dtype, device: torch.device) -> None:
+        self._generator = torch.Generator().manual_seed(seed)
+        self._dtype, self._device = dtype, device
+
+    def rows(self, rows: int, columns: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Numbers about 0, [rows, columns], in the model's dtype unless another is given."""
+        drawn = torch.randn(rows, columns, generator=self._generator, dtype=torch.float32)
+        return drawn.to(self._device, dtype or self._dtype)
+
+    def shares(self, rows: int, columns: int) -> torch.Tensor:
+        """Numbers from 0 to 1, float32 [rows, columns]."""
+        return torch.rand(rows, columns, generator=self._generator).to(self._device)
+
+    def indices(self, below: int, count: int) -> torch.Tensor:
+        """Indices below a number, int64 [count]."""
+        return torch.randint(below, (count,), generator=self._generator).to(self._device)
+
+    def choices(self, rows: int, top: int, of: int) -> torch.Tensor:
+        """Different indices in every row, int32 [rows, top]."""
+        drawn = torch.stack([torch.randperm(of, generator=self._generator)[:top] for _ in range(rows)])
+        return drawn.to(self._device, torch.int32)
+
+
+_CPU = torch.device("cpu")
+
+
+def probe_for(
+    twin: nn.Module,
+    dtype: torch.dtype,
+    experts: int | None = None,
+    seed: int = 0,
+    device: torch.device = _CPU,
+) -> Probe:
+    """A probe that drives every kernel of this kind of module, on `device`.
 
     Inputs are drawn from `seed` alone, in the model's dtype, so outputs of two modules can
     be compared. `experts` is how many experts the probed copies hold, all if not given.
 
     Raises NoProbe if the class of the module is not known.
     """
-    generator = torch.Generator().manual_seed(seed)
+    inputs = _Inputs(seed, dtype, device)
     if isinstance(twin, RoutedExperts):
-        return _experts_probe(twin, generator, dtype, experts or local_experts(twin))
+        return _experts_probe(twin, inputs, experts or local_experts(twin))
     if isinstance(twin, VocabParallelEmbedding):
-        return _embedding_probe(twin, generator, dtype)
+        return _embedding_probe(twin, inputs)
     if isinstance(twin, LinearBase):
-        return _linear_probe(twin, generator, dtype)
+        return _linear_probe(twin, inputs)
     raise NoProbe(f"no probe is known for {type(twin).__name__}")
 
 
@@ -148,13 +184,8 @@ def local_experts(twin: RoutedExperts) -> int:
     return int(count)
 
 
-def _random(generator: torch.Generator, rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
-    return torch.randn(rows, columns, generator=generator, dtype=torch.float32).to(dtype)
-
-
-def _linear_probe(twin: LinearBase, generator: torch.Generator, dtype: torch.dtype) -> Probe:
-    columns = getattr(twin, "input_size_per_partition", twin.input_size)
-    x = _random(generator, 8, columns, dtype)
+def _linear_probe(twin: LinearBase, inputs: _Inputs) -> Probe:
+    x = inputs.rows(8, getattr(twin, "input_size_per_partition", twin.input_size))
 
     def run(module: nn.Module) -> list[torch.Tensor]:
         method: Any = module.quant_method
@@ -163,10 +194,9 @@ def _linear_probe(twin: LinearBase, generator: torch.Generator, dtype: torch.dty
     return run
 
 
-def _embedding_probe(twin: VocabParallelEmbedding, generator: torch.Generator, dtype: torch.dtype) -> Probe:
+def _embedding_probe(twin: VocabParallelEmbedding, inputs: _Inputs) -> Probe:
     rows, columns = twin.weight.shape
-    ids = torch.randint(rows, (16,), generator=generator)
-    x = _random(generator, 8, columns, dtype)
+    ids, x = inputs.indices(rows, 16), inputs.rows(8, columns)
 
     def run(module: nn.Module) -> list[torch.Tensor]:
         method: Any = module.quant_method
@@ -175,20 +205,16 @@ def _embedding_probe(twin: VocabParallelEmbedding, generator: torch.Generator, d
     return run
 
 
-def _experts_probe(
-    twin: RoutedExperts, generator: torch.Generator, dtype: torch.dtype, experts: int
-) -> Probe:
-    x = _random(generator, 8, twin.hidden_size, dtype)
-    top = min(2, experts)
-    ids = torch.stack([torch.randperm(experts, generator=generator)[:top] for _ in range(8)])
-    weights = torch.rand(8, top, generator=generator)
-    logits = _random(generator, 8, experts, torch.float32)
+def _experts_probe(twin: RoutedExperts, inputs: _Inputs, experts: int) -> Probe:
+    x, top = inputs.rows(8, twin.hidden_size), min(2, experts)
+    ids, weights = inputs.choices(8, top, experts), inputs.shares(8, top)
+    logits = inputs.rows(8, experts, torch.float32)
 
     def run(module: nn.Module) -> list[torch.Tensor]:
         method: Any = module.quant_method
         if method.is_monolithic:
             return [method.apply_monolithic(module, x.clone(), logits)]
-        out = method.apply(module, x.clone(), weights, ids.to(torch.int32), None, None)
+        out = method.apply(module, x.clone(), weights, ids, None, None)
         return [out]
 
     return run

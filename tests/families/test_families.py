@@ -4,22 +4,19 @@ Tests are named after the reports that Graft was asked from. Rows share a proces
 importing vLLM takes longer than most of what is done to one.
 """
 
-import json
-import os
 import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.families.models import make_family
 from tests.families.reference import as_plugin
 from tests.families.rows import ROWS
+from tests.families.running import Found, run_rows
 from tests.families.table import DOCUMENT, DOCUMENTED, features, line
 
-Found = dict[str, Any]
 NOT_LOADED = "the engine does not load it"
 CONSTANTS = ("_k_scale", "_v_scale", "_q_scale", "_prob_scale", "_k_scale_cpu", "_v_scale_cpu", "_expert_map")
 _ALL = [pytest.param(name, marks=() if spec.always else pytest.mark.long) for name, spec in ROWS.items()]
@@ -37,37 +34,12 @@ class Rig:
         """What was found for the row. Fails the test if it could not be run."""
         if name not in self._found:
             always = ROWS[name].always
-            self._run([other for other, spec in ROWS.items() if spec.always is always])
+            rows = {other: spec for other, spec in ROWS.items() if spec.always is always}
+            cores = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
+            self._found |= run_rows(rows, self._folder, PYTHONPATH=self._plugin, **cores)
         found = self._found[name]
         assert "error" not in found, found["error"]
         return found
-
-    def _run(self, names: list[str]) -> None:
-        rows = []
-        for name in names:
-            folder = self._folder / name.replace(" ", "-").replace(",", "")
-            spec = ROWS[name]
-            spec.make(folder)
-            row = {"name": name, "folder": str(folder)}
-            rows.append(row | {"options": spec.options, "generates": spec.generates})
-        listed = self._folder / f"rows-{len(names)}.json"
-        listed.write_text(json.dumps(rows))
-        log = self._folder / f"rows-{len(names)}.log"
-        with log.open("w") as errors:
-            done = subprocess.run(
-                [sys.executable, "-m", "tests.families.rig", str(listed), str(self._folder)],
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-                check=False,
-                cwd=Path(__file__).parents[2],
-                env=os.environ | {"VLLM_CPU_OMP_THREADS_BIND": "0|1", "PYTHONPATH": self._plugin},
-            )
-        for text in done.stdout.splitlines():
-            found = json.loads(text)
-            self._found[found["name"]] = found
-        for name in names:
-            self._found.setdefault(name, {"error": log.read_text()[-3000:]})
 
 
 @pytest.fixture(scope="module")

@@ -133,6 +133,40 @@ def test_negative_weights_of_a_byte_are_proved_too(made: Any, dtype: torch.dtype
     assert kind.parameters["weight"].treatment is Treatment.REBUILT
 
 
+ODD: dict[str, tuple[torch.dtype, Process]] = {
+    "tiny scales": (torch.float32, lambda layer: layer.weight.clamp_(min=-1e30).abs_().clamp_(min=1e-10)),
+    "huge ones": (torch.float32, lambda layer: layer.weight.clamp_(max=448.0)),
+    "the highest bits of packed ones": (torch.int32, lambda layer: layer.weight.bitwise_and_(0x0FFFFFFF)),
+    "one code of a byte": (torch.uint8, lambda layer: layer.weight.masked_fill_(layer.weight == 0x7F, 0)),
+    "packed ones of four bits": (
+        torch.int32,
+        lambda layer: layer.weight.copy_(layer.weight << 28 | (layer.weight >> 4) & 0x0FFFFFFF),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ODD)
+def test_what_is_changed_in_few_values_is_not_direct(made: Any, case: str) -> None:
+    """Processing that leaves ordinary values alone, and others not, is seen to: on any bits."""
+    dtype, change = ODD[case]
+
+    method = made.Method(change, lambda layer, x: layer.weight.to(torch.float64).sum(0))
+    kind = learned(made, method, weight=torch.empty(64, 64, dtype=dtype, device="meta"))
+    assert kind.parameters["weight"].treatment is Treatment.REBUILT
+
+
+def test_the_same_bits_under_another_dtype_are_direct(made: Any) -> None:
+    """Exponents that the checkpoint has as bytes are those that the kernel takes for scales."""
+
+    def process(layer: Any) -> None:
+        turned = layer.weight.data.t().contiguous().view(torch.float8_e8m0fnu)
+        layer.weight = nn.Parameter(turned, requires_grad=False)
+
+    method = made.Method(process, lambda layer, x: layer.weight.float().sum(1))
+    kind = learned(made, method, weight=torch.empty(4, 6, dtype=torch.uint8, device="meta"))
+    assert kind.parameters["weight"].treatment is Treatment.DIRECT
+
+
 def hide(layer: Any) -> None:
     layer.below = nn.Module()
     layer.below.copy = layer.weight.t().clone()

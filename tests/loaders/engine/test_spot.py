@@ -116,6 +116,17 @@ def test_what_is_no_injection_per_expert(process: Any, reason: str, caplog: pyte
     assert reason in caplog.text
 
 
+def test_words_of_another_size_hold_no_elements() -> None:
+    """Numbers in a tensor of wider elements that look like codes do not hide where a parameter stands."""
+
+    def process(p: Tensors) -> Tensors:
+        counted = torch.arange(40, dtype=torch.int32)
+        return {"turned": p["p"].flip(0).contiguous(), "counted": counted}
+
+    (spot,) = learn_spots({"p": ((30,), torch.uint8)}, 1, process)["p"]
+    assert spot.path == "turned" and spot.positions(torch.tensor([0, 29])).tolist() == [29, 0]
+
+
 def test_combined_elements_leave_no_spot() -> None:
     """Sums and scaled values are not taken for moved ones."""
     spots = learn_spots({"p": ((64,), torch.float32)}, 1, lambda p: {"r": p["p"] * 2 + 1})
