@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.families import formats
 from tests.families.models import make_family
 from tests.families.reference import as_plugin
 from tests.families.rows import ROWS
@@ -100,6 +101,13 @@ def test_the_documented_table_is_true(rig: Rig, row: str) -> None:
     else:
         (said,) = (text for text in document.splitlines() if text.startswith(f"| {row} |"))
         assert int(said.split("|")[4]) == counts["unsupported"]
+
+
+def test_the_table_of_formats_is_true() -> None:
+    """docs/formats.md names every quantised format of the rows, and the layouts in which it is tried."""
+    assert formats.DOCUMENT.read_text() == formats.rendered()
+    named = {name for row in formats.FORMATS for name in ROWS if name == row or name.startswith(f"{row} ")}
+    assert {name for name, spec in ROWS.items() if spec.reference or "W8A8" in name} <= named
 
 
 def test_nothing_is_refused(found: Found) -> None:
