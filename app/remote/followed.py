@@ -1,0 +1,22 @@
+"""Operations that are followed to their end."""
+
+from app.remote.errors import Conflict, refusal
+from schemas.operations import Operation, OperationState
+from schemas.problems import STATUS, Code
+
+POLL_S = 0.5
+
+
+def running(operation: Operation) -> bool:
+    """Whether it is worth asking again."""
+    return operation.state is OperationState.RUNNING
+
+
+def ended(operation: Operation) -> Operation:
+    """An operation that is done or was cancelled. Raises the Refused for which it has failed."""
+    if operation.problem is not None:
+        raise refusal(operation.problem.status, operation.problem.model_dump(mode="json"))
+    if operation.state is OperationState.INTERRUPTED:
+        status, title = STATUS[Code.INTERRUPTED]
+        raise Conflict(status, {"code": Code.INTERRUPTED, "title": title, "detail": f"{title}."})
+    return operation
