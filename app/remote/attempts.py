@@ -85,7 +85,7 @@ class Attempts:
 
 def _said(error: httpx.HTTPError) -> str:
     text = str(error) or type(error).__name__
-    return f"{text} ({error.request.url.copy_with(query=None)})" if error._request else text
+    return f"{text} ({error.request.url.copy_with(query=None)})"
 
 
 def _retry_after(response: httpx.Response) -> float | None:

@@ -11,7 +11,7 @@ import httpx
 from app.remote import calls
 from app.remote.attempts import Attempts, Retry
 from app.remote.bodies import Watch, threaded
-from app.remote.call import Call, ReadBack, version_of
+from app.remote.call import Call, ReadBack, length_of, version_of
 from app.remote.calls import Choices
 from app.remote.connection import HURRIED, SILENCE_S, STUBBORN, URL, options
 from app.remote.errors import GraftError
@@ -64,14 +64,17 @@ class AsyncClient:
 
         return await self._tried(call, take, retry)
 
-    async def download(self, call: Call[ReadBack], path: Path, watch: Watch = lambda nbytes: None) -> int:
+    async def download(
+        self, call: Call[ReadBack], path: Path, watch: Watch = lambda done, total: None
+    ) -> int:
         """As `Client.download`."""
 
         async def save(response: httpx.Response) -> int:
+            total = length_of(response)
             with appearing(path) as file:
                 async for chunk in response.aiter_bytes():
                     await asyncio.to_thread(file.write, chunk)
-                    watch(file.tell())
+                    watch(file.tell(), total)
             return version_of(response)
 
         return await self._tried(call, save)

@@ -10,8 +10,8 @@ from typing import Protocol
 from app.remote.tensors import CHUNK_NBYTES, Array, Tensor
 from schemas.dtypes import Dtype
 
-Watch = Callable[[int], None]
-"""Told how many bytes have been sent; less than before means that the request is sent again."""
+Watch = Callable[[int, int | None], None]
+"""Told how many bytes have passed, and of how many if that is known; fewer than before: it began anew."""
 
 
 class Part(Protocol):
@@ -71,22 +71,23 @@ class Body:
 
         def chunks() -> Iterator[bytes]:
             sent = 0
-            watch(sent)
+            watch(sent, self.nbytes)
             for chunk in self.chunks():
                 yield chunk
                 sent += len(chunk)
-                watch(sent)
+                watch(sent, self.nbytes)
 
         return replace(self, chunks=chunks)
 
 
 def safetensors(parts: Mapping[str, Part], metadata: Mapping[str, str] | None = None) -> Body:
-    """A safetensors file of `parts`, in their order."""
-    head = header(parts, metadata)
+    """A safetensors file of `parts`; the widest elements come first, so that all of them are aligned."""
+    placed = dict(sorted(parts.items(), key=lambda item: -item[1].dtype.nbytes))
+    head = header(placed, metadata)
 
     def chunks() -> Iterator[bytes]:
         yield head
-        for part in parts.values():
+        for part in placed.values():
             yield from part.chunks()
 
     return Body(len(head) + sum(part.nbytes for part in parts.values()), chunks)

@@ -87,3 +87,9 @@ def version_of(response: httpx.Response) -> int:
     if not tag.isdigit():
         raise BadAnswer(f"{response.request.url} does not answer as Graft does: no version in its ETag")
     return int(tag)
+
+
+def length_of(response: httpx.Response) -> int | None:
+    """Bytes of the answer's body, if it says so."""
+    length = response.headers.get("content-length", "")
+    return int(length) if length.isdigit() else None

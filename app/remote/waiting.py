@@ -11,7 +11,7 @@ import httpx
 from app.remote import calls
 from app.remote.attempts import Attempts, Retry
 from app.remote.bodies import Watch
-from app.remote.call import Call, ReadBack, version_of
+from app.remote.call import Call, ReadBack, length_of, version_of
 from app.remote.calls import Choices
 from app.remote.connection import HURRIED, SILENCE_S, STUBBORN, URL, options
 from app.remote.errors import GraftError
@@ -59,17 +59,18 @@ class Client:
         """Send a call of `app.remote.calls`. Raises GraftError."""
         return self._tried(call, lambda response: (response.read(), call.read(response))[1], retry)
 
-    def download(self, call: Call[ReadBack], path: Path, watch: Watch = lambda nbytes: None) -> int:
+    def download(self, call: Call[ReadBack], path: Path, watch: Watch = lambda done, total: None) -> int:
         """Stream weights into a file, which is there when it is complete; their version.
 
         Raises GraftError, OSError.
         """
 
         def save(response: httpx.Response) -> int:
+            total = length_of(response)
             with appearing(path) as file:
                 for chunk in response.iter_bytes():
                     file.write(chunk)
-                    watch(file.tell())
+                    watch(file.tell(), total)
             return version_of(response)
 
         return self._tried(call, save)

@@ -332,7 +332,7 @@ async def test_uploads_are_streamed(tmp_path: Path) -> None:
             assert admin.files, "nothing has arrived"
             yield content[100:]
 
-        body = Body(len(content), chunks).watched(seen.append)
+        body = Body(len(content), chunks).watched(lambda done, total: seen.append(done))
         assert (await sent("awaiting", port, calls.patch(body))).version == 1
         assert (await sent("waiting", port, calls.patch(body))).version == 2
         assert seen == [0, 100, len(content)] * 2
