@@ -8,7 +8,8 @@
 Where a connection breaks, the request is sent again under a key by which the service knows it: nothing is
 done twice. What Graft refuses is raised as `Refused` or one of its kinds; if the answer to a change is not to
 be had, that is `AnswerLost`. Methods take and return what the functions of the same names in
-`app.remote.calls` say. Needs httpx, pydantic and numpy; torch only if its tensors are sent.
+`app.remote.calls` say. Needs httpx, pydantic and
+numpy; torch only if its tensors are sent.
 """
 
 from app.remote.attempts import Retry

@@ -12,6 +12,7 @@ from schemas.problems import Code
 
 _PASSING = (httpx.TimeoutException, httpx.NetworkError, httpx.RemoteProtocolError)
 """Troubles of a connection that another one may not have."""
+_UNCONNECTED = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 _LONGEST_PAUSE_S = 10.0
 
 
@@ -36,28 +37,32 @@ class Attempts:
         self._left = retry.times
         self._pause = retry.pause_s
         self._waited = 0.0
-        self._sent = False
-        """Whether all of the latest request was sent, without which nothing is done."""
+        self._begun = self._sent = False
+        """Whether some, and all, of the latest request was sent, without which nothing is done."""
         self._lost = False
         """Whether one was, and no answer came."""
 
     def chunks(self) -> Iterator[bytes]:
         """The body of the next attempt."""
-        self._sent = False
+        self._begun, self._sent = True, False
         yield from self._call.content()
         self._sent = True
 
     def failed(self, error: httpx.HTTPError) -> float:
         """After a connection that came to nothing. Raises Unreachable, AnswerLost."""
-        self._lost = self._lost or self._sent
+        cut = self._begun and not self._sent
+        self._lost = self._lost or (self._sent and not isinstance(error, _UNCONNECTED))
+        self._begun = self._sent = False
         if not isinstance(error, _PASSING) or not self._left:
-            raise self._given_up(_said(error)) from error
+            early = "the connection ended before all was sent, perhaps since it was refused: " if cut else ""
+            raise self._given_up(early + _said(error)) from error
         self._left -= 1
         pause, self._pause = self._pause, min(2 * self._pause, _LONGEST_PAUSE_S)
         return pause
 
     def refused(self, response: httpx.Response) -> float:
         """After an answer without success, which has been read. Raises the GraftError that it stands for."""
+        self._begun = self._sent = False
         error = answered(response)
         pause = _retry_after(response)
         if isinstance(error, BadAnswer):

@@ -246,6 +246,20 @@ async def test_nobody_there_is_unreachable(kind: str, tmp_path: Path) -> None:
             await sent(kind, proxy.port, calls.status(), Retry(times=1, pause_s=0.01))
 
 
+async def test_an_answer_is_no_loss() -> None:
+    """A service that said 503 to all of a request and then was gone has done nothing."""
+    answers = [httpx.Response(503, json={"code": "recovering", "detail": ""}, headers={"retry-after": "0"})]
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        request.read()
+        if not answers:
+            raise httpx.ConnectError("gone", request=request)
+        return answers.pop()
+
+    with pytest.raises(Unreachable):
+        Client(transport=httpx.MockTransport(answer), retry=Retry(times=2, pause_s=0)).rollback(0)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 async def test_503_with_retry_after_is_tried_again_and_without_is_not(kind: str) -> None:
     """As often as allowed, under one key; a 503 that does not invite to come again is raised at once."""
