@@ -44,7 +44,7 @@ class PushEvery(TrainerCallback):
     ) -> None:
         """The engine runs what the training begins with."""
         if state.is_world_process_zero:
-            self._teacher = Teacher(self._graft, more["model"])
+            self._teacher = Teacher(self._graft, model)
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any

@@ -44,7 +44,7 @@ class AsyncClient:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, *ended: object) -> None:
+    async def __aexit__(self, *why: object) -> None:
         await self.close()
 
     async def close(self) -> None:

@@ -44,7 +44,7 @@ class Client:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *ended: object) -> None:
+    def __exit__(self, *why: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -318,6 +318,7 @@ async def test_somebody_else_is_no_graft() -> None:
             Client(transport=transport).status()
 
 
+@pytest.mark.big
 async def test_a_refusal_before_the_body_is_read_reaches_the_sender(tmp_path: Path) -> None:
     """A token that is missing is said at once, not after a gigabyte; the token itself is sent."""
     big = Body(1 << 30, lambda: iter(bytes(1 << 20) for _ in range(1 << 10)))

@@ -19,6 +19,7 @@ from app.cli import COMMANDS, app
 from app.commands import talk
 from app.commands.exits import MEANINGS
 from app.remote.attempts import Retry
+from app.remote.waiting import Client
 from schemas.bridge import RankError
 from schemas.problems import Code
 from tests.fakes.admin import Q_PROJ, expert_body, q_proj_body
@@ -330,6 +331,35 @@ def test_an_interrupted_push_says_how_it_stands(service: Alive, q_proj: Path) ->
     assert b"could not be aborted" in err
     service.loop.call_soon_threadsafe(hold.set)
     _until(lambda: service.admin.service.ledger.current.version == 1)
+
+
+def interrupted(*_: object) -> None:
+    """Stands in for waiting at which somebody types Ctrl-C."""
+    raise KeyboardInterrupt
+
+
+def test_an_interrupted_export_is_cancelled(
+    graft: Callable[..., Result], service: Alive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C while files are written: nothing is left of the export, and it says so."""
+    hold = service.engine.faults.hold_read = asyncio.Event()
+    monkeypatch.setattr(Client, "wait", interrupted)
+    service.loop.call_soon_threadsafe(service.loop.call_later, 0.2, hold.set)
+    ended = graft("export", 0, service.models / "out")
+    assert (ended.exit_code, ended.stdout) == (130, "")
+    assert "the export is cancelled" in ended.stderr
+    assert [path.name for path in service.models.iterdir()] == ["served"]
+
+
+def test_an_interrupted_rollback_goes_on(
+    graft: Callable[..., Result], service: Alive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C while it is waited for: status 130, and where to look for what comes of it."""
+    monkeypatch.setattr(Client, "wait", interrupted)
+    ended = graft("rollback", 0)
+    assert (ended.exit_code, ended.stdout) == (130, "")
+    id = ended.stderr.split("--operation ")[1].split("`")[0]
+    _until(lambda: service.admin.service.operations.get(id).state == "done")
 
 
 def test_watching(service: Alive, graft: Callable[..., Result], q_proj: Path) -> None:
