@@ -1,11 +1,12 @@
 """`graft watch`: what happens to the service, line by line."""
 
+from functools import partial
 from typing import Annotated
 
 import typer
 
 from app.commands.talk import AsJson, TokenFile, Url, talking
-from app.remote.events import events
+from app.remote.events import Event, events
 
 
 def watch(
@@ -17,5 +18,8 @@ def watch(
     """Tell of new versions, open transactions and the engine's state until Ctrl-C; JSON lines with --json."""
     with talking(url, token_file, as_json) as (client, screen):
         for event in events(client, every):
-            at = event.at.astimezone().strftime("%H:%M:%S")
-            screen.show(event, lambda at=at, event=event: f"{at}  {event.kind:<13}{event.detail}")  # type: ignore[misc]
+            screen.show(event, partial(_line, event))
+
+
+def _line(event: Event) -> str:
+    return f"{event.at.astimezone().strftime('%H:%M:%S')}  {event.kind:<13}{event.detail}"

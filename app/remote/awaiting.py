@@ -14,9 +14,9 @@ from app.remote.bodies import Watch, threaded
 from app.remote.call import Call, ReadBack, length_of, version_of
 from app.remote.calls import Choices
 from app.remote.connection import HURRIED, SILENCE_S, STUBBORN, URL, options
-from app.remote.errors import GraftError
+from app.remote.errors import GraftError, Unreachable
 from app.remote.files import appearing
-from app.remote.followed import POLL_S, ended, running
+from app.remote.followed import POLL_S, ended, running, unfollowed
 from app.remote.methods import async_method, async_method_of_id
 from app.remote.opened import Opened
 from schemas import transactions as wire
@@ -85,7 +85,10 @@ class AsyncClient:
         """As `Client.wait`."""
         while running(operation):
             await asyncio.sleep(POLL_S)
-            operation = await self.send(calls.operation(operation.id))
+            try:
+                operation = await self.send(calls.operation(operation.id))
+            except Unreachable as error:
+                raise unfollowed(operation, error) from error
             seen(operation)
         return ended(operation)
 

@@ -21,7 +21,10 @@ class BadAnswer(GraftError):
 
 
 class AnswerLost(GraftError):
-    """A change was sent and no answer came: it may have been made. The same key again would tell."""
+    """A change was sent and no answer came: it may have been made.
+
+    `key` leads to what became of it: sent again with the same request, or as an operation's id.
+    """
 
     def __init__(self, detail: str, key: str) -> None:
         super().__init__(detail)

@@ -1,6 +1,6 @@
 """Operations that are followed to their end."""
 
-from app.remote.errors import Conflict, refusal
+from app.remote.errors import AnswerLost, Conflict, Unreachable, refusal
 from schemas.operations import Operation, OperationState
 from schemas.problems import STATUS, Code
 
@@ -20,3 +20,8 @@ def ended(operation: Operation) -> Operation:
         status, title = STATUS[Code.INTERRUPTED]
         raise Conflict(status, {"code": Code.INTERRUPTED, "title": title, "detail": f"{title}."})
     return operation
+
+
+def unfollowed(operation: Operation, why: Unreachable) -> AnswerLost:
+    """An operation of which nobody can be asked any more; it goes on, or has ended, without us."""
+    return AnswerLost(f"operation {operation.id} can't be followed any more: {why}", operation.id)

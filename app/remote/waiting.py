@@ -14,9 +14,9 @@ from app.remote.bodies import Watch
 from app.remote.call import Call, ReadBack, length_of, version_of
 from app.remote.calls import Choices
 from app.remote.connection import HURRIED, SILENCE_S, STUBBORN, URL, options
-from app.remote.errors import GraftError
+from app.remote.errors import GraftError, Unreachable
 from app.remote.files import appearing
-from app.remote.followed import POLL_S, ended, running
+from app.remote.followed import POLL_S, ended, running, unfollowed
 from app.remote.methods import method, method_of_id
 from app.remote.opened import Opened
 from schemas import transactions as wire
@@ -57,7 +57,12 @@ class Client:
 
     def send(self, call: Call[T], retry: Retry | None = None) -> T:
         """Send a call of `app.remote.calls`. Raises GraftError."""
-        return self._tried(call, lambda response: (response.read(), call.read(response))[1], retry)
+
+        def take(response: httpx.Response) -> T:
+            response.read()
+            return call.read(response)
+
+        return self._tried(call, take, retry)
 
     def download(self, call: Call[ReadBack], path: Path, watch: Watch = lambda done, total: None) -> int:
         """Stream weights into a file, which is there when it is complete; their version.
@@ -81,7 +86,10 @@ class Client:
         """Follow an operation until it is done or cancelled. Raises the GraftError with which it failed."""
         while running(operation):
             time.sleep(POLL_S)
-            operation = self.send(calls.operation(operation.id))
+            try:
+                operation = self.send(calls.operation(operation.id))
+            except Unreachable as error:
+                raise unfollowed(operation, error) from error
             seen(operation)
         return ended(operation)
 

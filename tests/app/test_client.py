@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from app.remote import calls
 from app.remote.call import Call
 from schemas.bridge import RankError
 from schemas.dtypes import Dtype
-from schemas.operations import OperationState
+from schemas.operations import Operation, OperationKind, OperationState
 from schemas.problems import Code
 from schemas.transactions import State
 from tests.app.cutting import Cut, cutting
@@ -399,10 +400,21 @@ async def test_operations_are_followed(tmp_path: Path, kind: str) -> None:
                     await follow
 
 
+@pytest.mark.parametrize("kind", KINDS)
+async def test_an_operation_that_is_lost_from_sight_may_be_done(kind: str) -> None:
+    """If the service goes away, a change that was begun has no ordinary failure; its id tells more later."""
+    begun = Operation(
+        id="7", kind=OperationKind.COMMIT, state=OperationState.RUNNING, created_at=datetime.now(UTC)
+    )
+    with pytest.raises(AnswerLost) as raised:
+        await _followed(kind, 9, begun)
+    assert raised.value.key == "7"
+
+
 async def _followed(kind: str, port: int, begun: Any) -> Any:
     if kind == "waiting":
         return await waiting(port, lambda client: client.wait(begun))
-    async with AsyncClient(url(port)) as client:
+    async with AsyncClient(url(port), retry=QUICK) as client:
         return await client.wait(begun)
 
 
