@@ -75,6 +75,14 @@ class CheckpointFolder:
             where = error.filename or path
             raise ProblemError(Code.BAD_CHECKPOINT, f"{where} can't be read: {error.strerror}.") from error
 
+    @staticmethod
+    def of_file(path: Path, limits: HeaderLimits) -> "CheckpointFolder":
+        """One file, as if it were the only one of its folder; blocking. Raises as `open`."""
+        try:
+            return CheckpointFolder(path.parent, (_shard(path, limits),))
+        except OSError as error:
+            raise ProblemError(Code.BAD_CHECKPOINT, f"{path} can't be read: {error.strerror}.") from error
+
     def entries(self) -> Iterator[tuple[Shard, TensorEntry]]:
         """Every tensor with the file that it is in."""
         for shard in self.shards:

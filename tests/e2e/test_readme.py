@@ -73,8 +73,9 @@ def test_the_python_blocks_run(demo_stack: Stack) -> None:
     """Each block is a program of its own that ends without an error and leaves the version it says."""
     demo_stack.rollback(0)
     blocks = _blocks("python", demo_stack)
-    assert len(blocks) == 2
-    first, second = (_run(sys.executable, "-", stdin=block) for block in blocks)
+    assert len(blocks) == 3
+    client, first, second = (_run(sys.executable, "-", stdin=block) for block in blocks)
+    assert re.fullmatch(r"4 tensors are now version \d+\n", client)
     assert re.fullmatch(r"version \d+ pause [\d.]+ ms\n", first)
     assert re.fullmatch(r"6 tensors of 2 experts are now version \d+\n", second)
     demo_stack.rollback(0)

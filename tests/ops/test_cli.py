@@ -10,6 +10,7 @@ from typing import Protocol
 import pytest
 
 from app import cli
+from app.commands import serving
 from app.listen import listen
 from app.supported import RANGE, UnsupportedVllmError
 
@@ -99,7 +100,7 @@ def test_an_unsupported_vllm_is_refused_at_start(graft: Graft, monkeypatch: pyte
     def unsupported() -> None:
         raise UnsupportedVllmError(f"works with vLLM {RANGE}")
 
-    monkeypatch.setattr(cli, "installed_vllm", unsupported)
+    monkeypatch.setattr(serving, "installed_vllm", unsupported)
     ended = graft("serve", "m")
     assert ended.status == 1
     assert RANGE in ended.said

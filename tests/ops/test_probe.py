@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from app import cli, probe
+from app.commands import serving
 from app.supported import InstalledVllm, UnsupportedVllmError
 from schemas.bridge import EngineDescription, ParallelLayout
 from schemas.dtypes import Dtype
@@ -163,6 +164,6 @@ def test_without_vllm_nothing_is_started(graft_probe: Probe, monkeypatch: pytest
     def missing() -> None:
         raise UnsupportedVllmError("vLLM is not installed")
 
-    monkeypatch.setattr(cli, "installed_vllm", missing)
+    monkeypatch.setattr(serving, "installed_vllm", missing)
     status, _, err = graft_probe("raise AssertionError", "m")
     assert (status, err) == (1, "graft: vLLM is not installed\n")

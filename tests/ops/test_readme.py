@@ -8,6 +8,7 @@ import pytest
 from app.supported import RANGE
 from schemas.problems import STATUS, Code
 from tests.ops.error_table import README, error_table, table_in
+from tests.ops.exit_table import exit_table, exits_in
 
 DOCS = [README, README.parent / "CHANGELOG.md", *sorted((README.parent / "docs").rglob("*.md"))]
 
@@ -16,6 +17,11 @@ def test_the_error_table_is_the_table_of_codes() -> None:
     """Codes, statuses and meanings in the README equal those that the service answers with."""
     assert table_in(README.read_text()) == error_table(), "run: python -m tests.ops.error_table"
     assert list(STATUS) == list(Code)
+
+
+def test_the_exit_statuses_are_those_of_the_command() -> None:
+    """Statuses and meanings in the README equal those that commands end with."""
+    assert exits_in(README.read_text()) == exit_table(), "run: python -m tests.ops.exit_table"
 
 
 def test_the_supported_range_is_named() -> None:

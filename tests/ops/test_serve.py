@@ -1,5 +1,6 @@
 """`graft serve` as a process, with a stand-in for vLLM as its child."""
 
+import json
 import os
 import re
 import signal
@@ -44,6 +45,15 @@ def test_progress_is_said_in_plain_lines(loading: Served) -> None:
     loading.wait_for(r"starting the engine, \d+ s: loading weights")
     status = httpx.get(f"{loading.admin}/v1/status", headers={"Authorization": "Bearer t"}).json()
     assert status["engine"]["progress"]["detail"] == "loading weights"
+
+
+def test_each_line_as_json(serve: Serve) -> None:
+    """With --json, what a person would read is said in JSON objects, with their time."""
+    served = serve(SLOW, "m", "--engine-port", "0", "--json")
+    served.wait_for("loading weights")
+    said = [json.loads(line) for line in served.said.splitlines()]
+    assert all(one.keys() == {"at", "text"} for one in said)
+    assert any(one["text"].startswith("admin: http://") for one in said)
 
 
 def test_the_engine_gets_its_secret_by_a_private_file(loading: Served) -> None:
