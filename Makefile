@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help system setup install demo serve quick test test-all nvidia setup-gpu test-gpu crash check format clean
+.PHONY: help system setup install demo serve quick test test-all nvidia setup-gpu test-gpu crash bench system-bench check format clean
 
 PYTHON ?= python3
 DEMO := .graft/demo-model
@@ -87,10 +87,23 @@ crash: setup  ## kill admin, engine or both at every durable step and bridge cal
 	$(BIN)/python -m tests.crash .crash/fake.jsonl
 	$(BIN)/python -m tests.crash --engine vllm .crash/vllm.jsonl
 
+system-bench:  ## install from Debian what rows are measured against
+	@missing=""; \
+	command -v nginx >/dev/null || [ -x /usr/sbin/nginx ] || missing="$$missing nginx"; \
+	command -v b3sum >/dev/null || missing="$$missing b3sum"; \
+	if [ -n "$$missing" ]; then \
+		echo "installing from Debian:$$missing"; \
+		$(APT) update -qq && $(APT) install -qq -y --no-install-recommends $$missing </dev/null; \
+	fi
+
+ROWS ?=
+bench: setup system-bench  ## measure side by side, in under 40 minutes, and write docs/benchmarks.md; ROWS= for some
+	@$(BIN)/python -m benchmarks $(ROWS)
+
 check: setup  ## lint, format, types, import rules
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy app loaders schemas
+	$(BIN)/mypy app loaders schemas benchmarks
 	$(BIN)/lint-imports
 
 format: setup  ## rewrite what ruff can
