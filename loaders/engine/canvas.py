@@ -11,9 +11,8 @@ import torch
 
 from loaders.engine.layout import Correspondence, Layout
 from loaders.engine.move import Move, Scatter
+from loaders.engine.points import Points
 from loaders.engine.spot import Spot
-
-_INT32_LIMIT = 2**31
 
 
 @dataclass(slots=True)
@@ -41,14 +40,14 @@ class _Canvas:
             place = Layout(self.begin, (self.spot.dst_block,), (1,))
             return Move(self.target, place, self.spot.repacked(self.values))
         local = self.covered.nonzero().squeeze(1)
-        return _scattered(self.target, self.spot, local + self.begin, self.values[local])
+        points = Points(local.numel(), self.spot.reach(self.begin + self.spot.src_block), self.values.dtype)
+        points.add(self.spot.positions(local + self.begin), self.values[local])
+        return scattered(self.target, points)
 
 
-def _scattered(target: str, spot: Spot, elements: torch.Tensor, values: torch.Tensor) -> Move:
-    """Single elements; 32-bit positions where they fit, since undo keeps them."""
-    positions = spot.positions(elements)
-    if positions.numel() == 0 or int(positions.max()) < _INT32_LIMIT:
-        positions = positions.to(torch.int32)
+def scattered(target: str, points: Points) -> Move:
+    """The move of single elements, which uses them up."""
+    positions, values = points.sorted()
     return Move(target, Scatter(positions), values)
 
 
@@ -84,16 +83,12 @@ class Canvases:
             self._order.append(canvas)
         canvas.paint(part, values)
 
-    def scatter(self, target: str, spot: Spot, elements: torch.Tensor, values: torch.Tensor) -> None:
-        """Single elements anywhere in the parameter, int64 [n]."""
-        if (target, spot) in self._painted:
-            elements, values = self._onto_canvases(target, spot, elements, values)
-        if elements.numel():
-            self._order.append(_scattered(target, spot, elements, values))
-
-    def _onto_canvases(
+    def dot(
         self, target: str, spot: Spot, elements: torch.Tensor, values: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Single elements anywhere in the parameter, int64 [n], onto the canvases that they lie on; the others."""
+        if (target, spot) not in self._painted:
+            return elements, values
         blocks = torch.div(elements, spot.src_block, rounding_mode="floor")
         left = torch.ones(elements.numel(), dtype=torch.bool)
         for index in blocks.unique().tolist():

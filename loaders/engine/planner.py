@@ -1,15 +1,19 @@
 """From checked uploads to moves: checkpoint coordinates mapped to this rank's targets."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
-from loaders.engine.canvas import Canvases
+from loaders.engine.canvas import Canvases, scattered
 from loaders.engine.checkpoint import MappedFile
 from loaders.engine.layout import Correspondence, Layout
 from loaders.engine.move import Move, bits_of
+from loaders.engine.points import Points, is_rising
 from loaders.engine.provenance import Region
 from loaders.engine.shared import SharedWrites
 from loaders.engine.spot import Spot
@@ -17,6 +21,9 @@ from schemas.bridge import StagedUpload, TensorWrite
 
 if TYPE_CHECKING:
     from loaders.engine.atlas import Atlas, Site
+
+_PIECE = 1 << 18
+"""Single elements that are mapped at once: what that takes stays in the processor's cache."""
 
 
 @dataclass(slots=True)
@@ -60,10 +67,9 @@ class _Planner:
         values = staged.tensor(write.values.offset, write.values.nbytes, base.dtype)
         if write.indices is not None:
             span = write.indices
-            indices = staged.tensor(span.offset, span.nbytes, span.dtype).to(torch.int64)
+            indices = staged.tensor(span.offset, span.nbytes, span.dtype)
             _require(indices.numel() == values.numel(), f"{write.tensor}: as many indices as values")
-            begin, _ = self._range(write)
-            self._sparse(write.tensor, indices + begin if begin else indices, values)
+            self._sparse(write, indices, values)
         else:
             self._dense(write, values)
 
@@ -71,17 +77,32 @@ class _Planner:
         self._shared.require_equal()
         return Plan(self._canvases.moves(), self._sites, len(self._tensors), self._elements)
 
-    def _sparse(self, tensor: str, indices: torch.Tensor, values: torch.Tensor) -> None:
-        for region in self._atlas.regions[tensor]:
-            selected, elements = region.map.map(indices)
-            if selected.numel() == 0:
-                continue
-            self._count(tensor, selected.numel())
-            site = self._touch(region)
-            chosen = bits_of(region.into(_picked(values, selected)))
-            self._shared.note(region, elements, chosen)
-            for target, spot in site.places():
-                self._canvases.scatter(target, spot, elements, chosen)
+    def _sparse(self, write: TensorWrite, indices: torch.Tensor, values: torch.Tensor) -> None:
+        begin, length = self._range(write)
+        regions = self._atlas.regions[write.tensor]
+        if len(regions) > 1:
+            # In order, the elements of a region are found without a look at all the others.
+            indices, values = _in_order(indices, values, length)
+        for region, first, last in _windows(regions, indices, begin):
+            points: dict[tuple[str, Spot], Points] = {}
+            for at in range(first, last, _PIECE):
+                piece = slice(at, min(at + _PIECE, last))
+                selected, elements = region.map.map(indices[piece].to(torch.int64) + begin)
+                if selected.numel() == 0:
+                    continue
+                self._count(write.tensor, selected.numel())
+                site = self._touch(region)
+                chosen = bits_of(region.into(_picked(values[piece], selected)))
+                self._shared.note(region, elements, chosen)
+                for target, spot in site.places():
+                    left, bits = self._canvases.dot(target, spot, elements, chosen)
+                    if (target, spot) not in points:
+                        reach = spot.reach(prod(site.shape))
+                        points[target, spot] = Points(last - at, reach, bits.dtype)
+                    points[target, spot].add(spot.positions(left), bits)
+            for (target, _), found in points.items():
+                if found:
+                    self._canvases.put(scattered(target, found))
 
     def _dense(self, write: TensorWrite, values: torch.Tensor) -> None:
         begin, length = self._range(write)
@@ -122,6 +143,32 @@ class _Planner:
         if site.unsupported is not None:
             raise ValueError(f"{region.tensor} cannot be updated: {site.unsupported}")
         return self._sites.setdefault(site.name, site)
+
+
+def _in_order(
+    indices: torch.Tensor, values: torch.Tensor, length: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rising positions below `length`, and the values at them."""
+    if is_rising(indices.numpy()):
+        return indices, values
+    points = Points(indices.numel(), length, bits_of(values).dtype)
+    points.add(indices, bits_of(values))
+    indices, bits = points.sorted()
+    return indices, bits.view(values.dtype)
+
+
+def _windows(
+    regions: tuple[Region, ...], indices: torch.Tensor, begin: int
+) -> Iterator[tuple[Region, int, int]]:
+    """Regions that may have some of the elements, and which span of `indices` these lie in."""
+    if len(regions) == 1:
+        yield regions[0], 0, indices.numel()
+        return
+    edges = np.array([(r.map.src.offset, r.map.src.end) for r in regions], np.int64).reshape(-1, 2) - begin
+    spans = np.searchsorted(indices.numpy(), edges)
+    for region, (first, last) in zip(regions, spans.tolist(), strict=True):
+        if first < last:
+            yield region, first, last
 
 
 def _picked(values: torch.Tensor, selected: torch.Tensor) -> torch.Tensor:

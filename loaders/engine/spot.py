@@ -49,6 +49,10 @@ class Spot:
             inner = self.table[inner].to(torch.int64)
         return block * self.dst_block + inner
 
+    def reach(self, elements: int) -> int:
+        """One past the highest runtime position that the first `elements` of a parameter can have."""
+        return -(-elements // self.src_block) * self.dst_block
+
     def repacked(self, block: torch.Tensor) -> torch.Tensor:
         """A whole block of elements in the order of the runtime tensor, both flat, without padding."""
         if self.table is None:

@@ -4,9 +4,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loaders.engine.canvas import Canvases
+from loaders.engine.canvas import Canvases, scattered
 from loaders.engine.layout import Correspondence, Layout
 from loaders.engine.move import Move, Scatter
+from loaders.engine.points import Points
 from loaders.engine.spot import Spot
 
 BLOCK, BLOCKS = 4, 3
@@ -33,6 +34,16 @@ def row(begin: int, count: int) -> Correspondence:
     return Correspondence(Layout(0, (count,), (1,)), Layout(begin, (count,), (1,)))
 
 
+def scatter(
+    canvases: Canvases, target: str, spot: Spot, elements: torch.Tensor, values: torch.Tensor
+) -> None:
+    """Single elements as the planner has them written."""
+    left, bits = canvases.dot(target, spot, elements, values)
+    points = Points(left.numel(), spot.reach(BLOCK * BLOCKS), bits.dtype)
+    points.add(spot.positions(left), bits)
+    canvases.put(scattered(target, points))
+
+
 @given(writes, st.sampled_from([SPOT, PADDED]))
 def test_the_last_write_wins(sequence: list[tuple[str, str, int, list[int]]], spot: Spot) -> None:
     """Any sequence of writes leaves what making them one after the other leaves; nothing else is touched."""
@@ -55,7 +66,7 @@ def test_the_last_write_wins(sequence: list[tuple[str, str, int, list[int]]], sp
         if kind == "paint":
             canvases.paint(target, spot, row(int(elements[0]), elements.numel()), values)
         else:
-            canvases.scatter(target, spot, elements, values)
+            scatter(canvases, target, spot, elements, values)
     found = {name: torch.full((size,), -1) for name in "abc"}
     for move in canvases.moves():
         move.write(found[move.target])
@@ -67,7 +78,7 @@ def test_a_covered_block_leaves_as_one_move() -> None:
     canvases = Canvases()
     canvases.paint("a", SPOT, row(4, 2), torch.tensor([1, 2]))
     (part,) = canvases.moves()
-    assert isinstance(part.place, Scatter) and part.place.positions.tolist() == [6, 4]
+    assert isinstance(part.place, Scatter) and part.place.positions.tolist() == [4, 6]
     canvases.paint("a", SPOT, row(6, 2), torch.tensor([3, 4]))
     (whole,) = canvases.moves()
     assert whole.place == Layout(4, (4,), (1,)) and whole.values.tolist() == [2, 4, 1, 3]
@@ -92,12 +103,13 @@ def test_blocks_beyond_32_bits() -> None:
     assert isinstance(near.place, Scatter) and near.place.positions.dtype is torch.int32
 
 
-def test_nothing_to_scatter_is_no_move() -> None:
-    """Elements that all land on canvases, and none at all, leave no empty move."""
+def test_what_lies_on_canvases_is_not_left() -> None:
+    """Elements that all land on canvases, and none at all, leave nothing over."""
     canvases = Canvases()
-    canvases.scatter("a", SPOT, torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64))
-    assert canvases.moves() == []
+    none = torch.empty(0, dtype=torch.int64)
+    assert all(one.numel() == 0 for one in canvases.dot("a", SPOT, none, none))
     canvases.paint("a", SPOT, row(0, 1), torch.tensor([1]))
-    canvases.scatter("a", SPOT, torch.tensor([0, 1]), torch.tensor([8, 9]))
+    left, _ = canvases.dot("a", SPOT, torch.tensor([0, 1]), torch.tensor([8, 9]))
+    assert left.numel() == 0
     (move,) = canvases.moves()
-    assert move.values.tolist() == [8, 9]
+    assert move.values.tolist() == [9, 8]
