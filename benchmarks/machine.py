@@ -15,11 +15,8 @@ def machine() -> str:
 
 def _cpu(cpuinfo: str) -> str:
     """Model and widest vector instructions, since models of virtual machines say little."""
-    fields = dict(
-        (key.strip(), value.strip())
-        for key, found, value in (line.partition(":") for line in cpuinfo.splitlines())
-        if found
-    )
+    lines = (line.partition(":") for line in cpuinfo.splitlines())
+    fields = {key.strip(): value.strip() for key, found, value in lines if found}
     name = fields.get("model name", fields.get("CPU part", "CPU of unknown model"))
     family = [f"{key} {fields[key]}" for key in ("cpu family", "model") if key in fields]
     flags = set(fields.get("flags", fields.get("Features", "")).split())

@@ -14,7 +14,7 @@ SUITES: dict[str, tuple[str, ...]] = {
     "benchmarks.plan_120b": ("plan_120b",),
     "benchmarks.replay": ("replay_100",),
 }
-"""In the order of the report. Rows that share what is dear to make share a module, which runs in its own process."""
+"""In the order of the report. Rows that share what is dear to make share a module."""
 
 
 def all_names() -> list[str]:

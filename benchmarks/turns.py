@@ -1,4 +1,4 @@
-"""Timing in turns: what is compared runs alternately, so that what disturbs the machine disturbs all alike."""
+"""Timing in turns: what is compared runs alternately, so that what disturbs one side disturbs all."""
 
 import time
 from collections.abc import Callable, Mapping

@@ -86,7 +86,7 @@ class Canvases:
     def dot(
         self, target: str, spot: Spot, elements: torch.Tensor, values: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Single elements anywhere in the parameter, int64 [n], onto the canvases that they lie on; the others."""
+        """Single elements anywhere in the parameter, int64 [n], onto their canvases; those that have none."""
         if (target, spot) not in self._painted:
             return elements, values
         blocks = torch.div(elements, spot.src_block, rounding_mode="floor")

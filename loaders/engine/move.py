@@ -100,7 +100,7 @@ def landed() -> None:
 
 
 def _put(bits: torch.Tensor, positions: torch.Tensor, values: torch.Tensor) -> None:
-    """Write single elements; torch scatters by 64 bits only, so a piece of the positions at a time is widened."""
+    """Write single elements. Torch scatters fast by 64 bits only, so positions are widened piece by piece."""
     for at in range(0, positions.numel(), _PIECE):
         piece = slice(at, at + _PIECE)
         bits.scatter_(0, positions[piece].to(bits.device, torch.int64), values[piece].to(bits.device))

@@ -145,9 +145,7 @@ class _Planner:
         return self._sites.setdefault(site.name, site)
 
 
-def _in_order(
-    indices: torch.Tensor, values: torch.Tensor, length: int
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _in_order(indices: torch.Tensor, values: torch.Tensor, length: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Rising positions below `length`, and the values at them."""
     if is_rising(indices.numpy()):
         return indices, values

@@ -75,7 +75,7 @@ def test_the_machine_is_hardware_alone() -> None:
 
 def test_rows_are_chosen_by_name() -> None:
     """Nothing named is everything; a name that is no row is refused."""
-    assert sum(chosen([]).values(), []) == all_names()
+    assert [name for names in chosen([]).values() for name in names] == all_names()
     assert chosen(["upload_4", "sparse_1"]) == {
         "benchmarks.sparse": ["sparse_1"],
         "benchmarks.upload": ["upload_4"],

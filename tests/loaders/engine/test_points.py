@@ -15,7 +15,9 @@ def test_points_come_out_in_order(dtype: torch.dtype, reach: int) -> None:
     """Every position keeps its bits, extreme ones too, and 32 bits are used where positions fit."""
     generator = torch.Generator().manual_seed(1)
     rest = torch.randint(1, reach - 1, (500,), generator=generator).unique()
-    positions = torch.cat([torch.tensor([reach - 1, 0]), rest[torch.randperm(len(rest), generator=generator)]])
+    positions = torch.cat(
+        [torch.tensor([reach - 1, 0]), rest[torch.randperm(len(rest), generator=generator)]]
+    )
     info = torch.iinfo(dtype)
     bits = torch.randint(0, info.max, positions.shape, generator=generator).to(dtype)
     bits[:4] = torch.tensor([info.min, info.max, 0, info.max - 1], dtype=dtype)
