@@ -2,15 +2,14 @@
 
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-
+from app.reads import LargeReads
 from schemas.problems import Code, ProblemError
 
 HEAD_NBYTES = 64 * 1024
 """Largest request line with headers, about: what arrives with the last of it is not counted."""
 
 
-class BoundedHeads(HttpToolsProtocol):
+class BoundedHeads(LargeReads):
     """uvicorn's HTTP protocol, which by itself accepts heads of any size."""
 
     _head_nbytes = 0

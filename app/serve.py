@@ -15,6 +15,7 @@ import uvicorn
 from fastapi import FastAPI
 from rich.console import Console
 
+from app.allocator import keep_freed
 from app.engine_log import doing, last_lines
 from app.guide import Guide
 from app.heads import BoundedHeads
@@ -96,6 +97,7 @@ class Foreground:
 
         Raises AddressError if an address is taken, ProblemError if the admin can't come up.
         """
+        keep_freed()
         stop = asyncio.create_task(_signalled())
         if self._engine and self._supervisor and not await self._taken_over(self._supervisor):
             require_free(self._engine.host, self._engine.port)

@@ -10,10 +10,14 @@ from pathlib import Path
 
 from blake3 import blake3
 
+from app.writeback import Writeback
 from loaders.staged import refuse_full_disk
 
 BATCH_NBYTES = 1 << 20
 """Bytes that are handed to a thread at once; two batches exist at a time."""
+
+WRITEBACK_NBYTES = 16 << 20
+"""Bytes after which the disk is told to begin; what is smaller comes and goes without it."""
 
 
 class Sink:
@@ -29,6 +33,8 @@ class Sink:
         self._discarded = False
         self._lock = threading.Lock()
         self._blake3 = blake3()
+        self._written = 0
+        self._writeback = Writeback(WRITEBACK_NBYTES)
         self._hashes = {name: hashlib.new(name) for name in algorithms}
 
     def open(self) -> None:
@@ -47,6 +53,8 @@ class Sink:
             for digest in self._hashes.values():
                 digest.update(batch)
             _append(self._descriptor, batch)
+            self._written += len(batch)
+            self._writeback.wrote(self._descriptor, self._written)
 
     def close(self) -> tuple[str, dict[str, bytes]]:
         """Close the file; its BLAKE3 in hex, and the digests that were asked for."""

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from app.allocator import keep_freed
 from app.blobs import Blobs
 from app.failpoints import Failpoints
 from app.heads import BoundedHeads
@@ -30,7 +31,7 @@ TENSOR = "w"
 def catalogue(elements: int) -> Catalogue:
     """A model of one bf16 tensor."""
     tensor = CheckpointTensor(name=TENSOR, dtype=Dtype.BF16, shape=(elements,), treatment=Treatment.DIRECT)
-    info = ModelInfo(model="", architecture="", dtype="bfloat16", quantization=None, layers=0, experts=None)
+    info = ModelInfo(model="", architecture="", dtype="bfloat16", quantization=None, layers=0, experts=0)
     return Catalogue((tensor,), info)
 
 
@@ -61,6 +62,7 @@ class Receiver:
 
 def main() -> None:
     """Serve as `graft serve` does; prints the port."""
+    keep_freed()
     receiver = Receiver(Path(sys.argv[1]), int(sys.argv[2]))
     listener = listen("127.0.0.1", 0)
     print(listener.getsockname()[1], flush=True)

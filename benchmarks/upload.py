@@ -64,13 +64,15 @@ class Bodies:
 @contextmanager
 def graft(folder: Path, elements: int) -> Iterator[tuple[int, Path]]:
     """Port of the receiver, and where its blobs are."""
+    blobs = folder / "blobs"
+    blobs.mkdir(parents=True)
     command = [sys.executable, "-m", "benchmarks.receiver", str(folder), str(elements)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
         try:
             assert child.stdout is not None
             port = int(child.stdout.readline())
             await_port(port)
-            yield port, folder / "blobs"
+            yield port, blobs
         finally:
             child.terminate()
 
