@@ -63,7 +63,10 @@ class Transaction:
         self.created_at = datetime.now(UTC)
         self.expires_at = self.created_at + timedelta(seconds=expires_in_s)
         self.state = State.OPEN
-        self.uploads: list[Accepted] = []
+        self._uploads: dict[int, Accepted] = {}
+        """By number, in the order in which they are applied."""
+        self._places: dict[tuple[int, int], int] = {}
+        """Expert → number of its upload."""
         self.prepared: Prepared | None = None
         self.receipt: wire.Receipt | None = None
         self.problem: Problem | None = None
@@ -89,6 +92,11 @@ class Transaction:
         return past
 
     @property
+    def uploads(self) -> list[Accepted]:
+        """What was uploaded, in the order in which it is applied."""
+        return list(self._uploads.values())
+
+    @property
     def overdue(self) -> bool:
         """Whether it is time to let it expire."""
         return self.state in IDLE and time.monotonic() >= self._deadline
@@ -104,7 +112,7 @@ class Transaction:
 
     def require_content(self) -> None:
         """Raises nothing_to_apply if nothing was uploaded."""
-        if not self.uploads:
+        if not self._uploads:
             raise ProblemError(Code.NOTHING_TO_APPLY, "Nothing was uploaded into this transaction.")
 
     def move(self, state: State) -> None:
@@ -127,16 +135,27 @@ class Transaction:
         An upload of the same expert is replaced. Prepared work is void afterwards.
         """
         self.require(IDLE)
-        replaced = [old for old in self.uploads if accepted.place is not None and old.place == accepted.place]
+        replaced = self._take_out(accepted.place)
         self._accepted += 1
         upload = accepted.upload.model_copy(update={"number": self._accepted})
         placed = Accepted(upload, accepted.file, accepted.staged, accepted.validate_ms)
-        self.uploads = [old for old in self.uploads if old not in replaced] + [placed]
-        self._nbytes = sum(one.upload.nbytes for one in self.uploads)
+        self._uploads[self._accepted] = placed
+        if placed.place is not None:
+            self._places[placed.place] = self._accepted
+        self._nbytes += upload.nbytes
         self.prepared = None  # even if the engine should fail to drop it, it is not this transaction any more
         if self.state is State.PREPARED:
             self.move(State.OPEN)
         return upload, [old.file for old in replaced]
+
+    def _take_out(self, place: tuple[int, int] | None) -> list[Accepted]:
+        """The upload of that expert, if there is one, which is not part of this any more."""
+        number = None if place is None else self._places.get(place)
+        if number is None:
+            return []
+        old = self._uploads.pop(number)
+        self._nbytes -= old.upload.nbytes
+        return [old]
 
     def take_files(self) -> list[StagedFile]:
         """The staged files, which are the caller's to delete now; none if they were taken before."""
@@ -144,7 +163,10 @@ class Transaction:
             raise ValueError("a live transaction needs its files")
         files = [] if self._taken else [one.file for one in self.uploads]
         self._taken = True
-        self.uploads = [Accepted(one.upload, one.file, _emptied(one.staged), 0.0) for one in self.uploads]
+        self._uploads = {
+            number: Accepted(one.upload, one.file, _emptied(one.staged), 0.0)
+            for number, one in self._uploads.items()
+        }
         return files
 
     def view(self) -> wire.Transaction:

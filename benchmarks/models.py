@@ -1,6 +1,8 @@
 """Models for the rows: vLLM's own gpt-oss of any size, built in this process without an engine or weights."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -15,6 +17,12 @@ from vllm.distributed import (
     init_distributed_environment,
     model_parallel_is_initialized,
 )
+from vllm.model_executor.model_loader.utils import initialize_model, process_weights_after_loading
+from vllm.utils.torch_utils import set_default_torch_dtype
+
+from loaders.engine.atlas import Atlas, build_atlas
+from loaders.engine.checkpoint import Checkpoint
+from loaders.engine.workshop import Workshop
 
 HEAD_DIM, HEADS, KV_HEADS = 64, 64, 8
 
@@ -106,3 +114,32 @@ def fill(model: nn.Module) -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.uniform_(-0.05, 0.05, generator=generator)
+
+
+class Loaded:
+    """A model as vLLM loads it into one rank, with made-up weights."""
+
+    def __init__(self, folder: Path, size: Size) -> None:
+        self.folder = folder
+        write_folder(folder, size)
+        self.config = configured(folder)
+        with self._context():
+            self.model: nn.Module = initialize_model(
+                vllm_config=self.config, model_config=self.config.model_config
+            )
+        fill(self.model)
+
+    def process(self) -> None:
+        """What vLLM does after loading: on a CPU, experts are repacked."""
+        with self._context():
+            process_weights_after_loading(self.model, self.config.model_config, torch.device("cpu"))
+
+    def atlas(self) -> Atlas:
+        """The ways into it, of a model that was processed."""
+        checkpoint = Checkpoint.open(self.folder)
+        return build_atlas(self.config, self.model, checkpoint, Workshop(self.config))
+
+    @contextmanager
+    def _context(self) -> Iterator[None]:
+        with set_current_vllm_config(self.config), set_default_torch_dtype(torch.bfloat16):
+            yield

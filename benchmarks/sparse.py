@@ -15,22 +15,18 @@ from statistics import median
 
 import numpy as np
 import torch
-from torch import nn
-from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.model_executor.model_loader.checkpoint_weight_patch import (
     CheckpointWeightPatch,
     load_checkpoint_weight_patches,
 )
-from vllm.model_executor.model_loader.utils import initialize_model, process_weights_after_loading
-from vllm.utils.torch_utils import set_default_torch_dtype
 
 from benchmarks.bodies import patch_entry, write_batch
 from benchmarks.memory import Peak, mib
-from benchmarks.models import Size, configured, fill, write_folder
+from benchmarks.models import Loaded, Size
 from benchmarks.row import Row, Sense
 from benchmarks.turns import seconds, spread
 from loaders.catalogue import Catalogue
-from loaders.engine.atlas import Atlas, Site, build_atlas
+from loaders.engine.atlas import Atlas, Site
 from loaders.engine.checkpoint import Checkpoint
 from loaders.engine.failpoints import Failpoints
 from loaders.engine.move import digest_of, same_bits
@@ -41,7 +37,6 @@ from loaders.engine.state import span
 from loaders.engine.ties import require_equal
 from loaders.engine.trace import trace
 from loaders.engine.twin import build_twin
-from loaders.engine.workshop import Workshop
 from loaders.upload import check_batch
 from schemas.bridge import StagedUpload
 from schemas.dtypes import Dtype
@@ -99,37 +94,16 @@ def drawn(share: float, path: Path) -> Patch:
     return Patch(torch.from_numpy(indices), values, path)
 
 
-class Engine:
-    """A model as vLLM loads it, and the way into it as Graft learns it."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        write_folder(folder, SIZE)
-        self.config: VllmConfig = configured(folder)
-        with set_current_vllm_config(self.config), set_default_torch_dtype(torch.bfloat16):
-            self.model: nn.Module = initialize_model(
-                vllm_config=self.config, model_config=self.config.model_config
-            )
-        fill(self.model)
-
-    def plain(self) -> Atlas:
-        """Where the kernel reads what was loaded as it is."""
-        checkpoint = Checkpoint.open(self.folder)
-        twin = build_twin(self.config, self.model)
-        traced = trace(twin, checkpoint.tensors)
-        (parameter,) = {region.parameter for region in traced.regions[TENSOR]}
-        live = self.model.get_parameter(parameter)
-        spots = ((parameter, identity(parameter, live.numel())),)
-        site = Site(parameter, tuple(live.shape), live.dtype, spots, (), (), False, None)
-        targets = {parameter: span(live.detach())}
-        return Atlas(checkpoint, traced.regions, {}, {parameter: site}, {}, targets, {}, {}, ())
-
-    def packed(self) -> Atlas:
-        """Where it is repacked, as vLLM does on a CPU."""
-        with set_current_vllm_config(self.config), set_default_torch_dtype(torch.bfloat16):
-            process_weights_after_loading(self.model, self.config.model_config, torch.device("cpu"))
-        workshop = Workshop(self.config)
-        return build_atlas(self.config, self.model, Checkpoint.open(self.folder), workshop)
+def plain(engine: Loaded) -> Atlas:
+    """The way into a tensor that kernels read as it was loaded."""
+    checkpoint = Checkpoint.open(engine.folder)
+    traced = trace(build_twin(engine.config, engine.model), checkpoint.tensors)
+    (parameter,) = {region.parameter for region in traced.regions[TENSOR]}
+    live = engine.model.get_parameter(parameter)
+    spots = ((parameter, identity(parameter, live.numel())),)
+    site = Site(parameter, tuple(live.shape), live.dtype, spots, (), (), False, None)
+    targets = {parameter: span(live.detach())}
+    return Atlas(checkpoint, traced.regions, {}, {parameter: site}, {}, targets, {}, {}, ())
 
 
 @dataclass(slots=True)
@@ -173,7 +147,7 @@ def ours(atlas: Atlas, upload: StagedUpload, taken: Taken) -> Applied:
     return applied
 
 
-def compared(engine: Engine, atlas: Atlas, patch: Patch) -> Taken:
+def compared(engine: Loaded, atlas: Atlas, patch: Patch) -> Taken:
     """Both sides in turns: vLLM's once, Graft's before and after; the first, which warms up, is left out."""
     upload, taken = patch.checked(), Taken(patch.values.numel())
     ours(atlas, upload, Taken(taken.count)).revert()
@@ -185,7 +159,7 @@ def compared(engine: Engine, atlas: Atlas, patch: Patch) -> Taken:
     return taken
 
 
-def same_bits_as_vllm(engine: Engine, atlas: Atlas, patch: Patch) -> bool:
+def same_bits_as_vllm(engine: Loaded, atlas: Atlas, patch: Patch) -> bool:
     """Whether both sides leave the same tensor, where vLLM's way is right: as it was loaded."""
     (target,) = atlas.targets.values()
     applied = ours(atlas, patch.checked(), Taken(1))
@@ -199,10 +173,11 @@ def measure(names: list[str]) -> Iterator[Row]:
     """The rows of this module."""
     peaks: dict[str, Taken] = {}
     with tempfile.TemporaryDirectory() as folder:
-        engine = Engine(Path(folder) / "model")
+        engine = Loaded(Path(folder) / "model", SIZE)
         yield from _plain(engine, Path(folder), names, peaks)
         if {"sparse_packed_1", "sparse_memory"} & set(names):
-            atlas, patch = engine.packed(), drawn(0.01, Path(folder) / "patch")
+            engine.process()
+            atlas, patch = engine.atlas(), drawn(0.01, Path(folder) / "patch")
             if "sparse_packed_1" in names:
                 peaks["packed, 1 %"] = taken = compared(engine, atlas, patch)
                 yield _row("sparse_packed_1", f"{WHAT.format(1)}, where vLLM repacks it", 15, taken)
@@ -213,8 +188,8 @@ def measure(names: list[str]) -> Iterator[Row]:
         yield _memory(peaks)
 
 
-def _plain(engine: Engine, folder: Path, names: list[str], peaks: dict[str, Taken]) -> Iterator[Row]:
-    atlas = engine.plain()
+def _plain(engine: Loaded, folder: Path, names: list[str], peaks: dict[str, Taken]) -> Iterator[Row]:
+    atlas = plain(engine)
     if not same_bits_as_vllm(engine, atlas, drawn(0.001, folder / "patch")):
         raise RuntimeError("Graft and vLLM do not leave the same tensor")
     for name, (share, target) in DENSITIES.items():

@@ -1,0 +1,75 @@
+"""Starting: what Graft learns of a gpt-oss-120b before it may be changed, on meta tensors of its real shapes."""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from torch import nn
+
+from benchmarks.models import GPT_OSS_120B, configured, write_folder
+from benchmarks.row import Condition, Row, Sense
+from benchmarks.turns import seconds, shown
+from loaders.engine.checkpoint import Checkpoint
+from loaders.engine.closure import closures_of
+from loaders.engine.trace import Traced, trace
+from loaders.engine.twin import build_twin
+from loaders.engine.workshop import Workshop
+
+FIRST_S, SECOND_S = 60.0, 2.0
+
+
+class Start:
+    """One start: twin, trace and kinds; a second twin stands for the live model, whose memory is not here."""
+
+    def __init__(self, folder: Path) -> None:
+        self._config = configured(folder)
+        self._checkpoint = Checkpoint.open(folder)
+        self._live = build_twin(self._config, nn.Module())
+        self.steps: dict[str, float] = {}
+
+    def run(self) -> None:
+        """Note how long each step took."""
+        twin: list[nn.Module] = []
+        traced: list[Traced] = []
+        workshop = Workshop(self._config)
+        self.steps["twin"] = seconds(lambda: twin.append(build_twin(self._config, self._live)))
+        self.steps["trace"] = seconds(lambda: traced.append(trace(twin[0], self._checkpoint.tensors)))
+        self.steps["kinds"] = seconds(lambda: closures_of(self._config, workshop, self._live, twin[0]))
+        if traced[0].refused or not all(traced[0].regions.get(name) for name in self._checkpoint.tensors):
+            raise RuntimeError(f"not all tensors could be followed: {traced[0].refused}")
+
+    @property
+    def total(self) -> float:
+        """Seconds of all steps."""
+        return sum(self.steps.values())
+
+    def figure(self) -> str:
+        """For people."""
+        steps = ", ".join(f"{name} {shown(taken)}" for name, taken in self.steps.items())
+        return f"{shown(self.total)} ({steps})"
+
+
+def measure(names: list[str]) -> Iterator[Row]:
+    """The row of this module."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["GRAFT_CACHE_DIR"] = f"{folder}/cache"  # empty, whatever the user's holds
+        checkpoint = Path(folder) / "model"
+        write_folder(checkpoint, GPT_OSS_120B)
+        first, second = Start(checkpoint), Start(checkpoint)
+        first.run()
+        second.run()
+    worse = max(first.total / FIRST_S, second.total / SECOND_S)
+    yield Row(
+        names[0],
+        "twin, trace and kinds of a bf16 gpt-oss-120b (36 layers, 128 experts) on meta; again from the cache",
+        f"{FIRST_S:g} s, {SECOND_S:g} s: the share that is used up",
+        worse,
+        Sense.AT_MOST,
+        1,
+        (("first start", first.figure()), ("second start", second.figure())),
+        (
+            Condition(f"first < {FIRST_S:g} s", first.total < FIRST_S),
+            Condition(f"second < {SECOND_S:g} s", second.total < SECOND_S),
+        ),
+    )
