@@ -23,18 +23,17 @@ from vllm.model_executor.model_loader.checkpoint_weight_patch import (
 from benchmarks.bodies import patch_entry, write_batch
 from benchmarks.memory import Peak, mib
 from benchmarks.models import Loaded, Size
+from benchmarks.phases import prepared
 from benchmarks.row import Row, Sense
 from benchmarks.turns import seconds, spread
 from loaders.catalogue import Catalogue
 from loaders.engine.atlas import Atlas, Site
 from loaders.engine.checkpoint import Checkpoint
 from loaders.engine.failpoints import Failpoints
-from loaders.engine.move import digest_of, same_bits
-from loaders.engine.planner import plan
+from loaders.engine.move import same_bits
 from loaders.engine.prepared import Applied, Prepared
 from loaders.engine.spot import identity
 from loaders.engine.state import span
-from loaders.engine.ties import require_equal
 from loaders.engine.trace import trace
 from loaders.engine.twin import build_twin
 from loaders.upload import check_batch
@@ -128,19 +127,12 @@ class Taken:
         return self.peak / self.needed
 
 
-def prepared(atlas: Atlas, upload: StagedUpload) -> Prepared:
-    """Phase one of a commit, as a session does it for moves that need no rebuilding."""
-    made = plan(atlas, (upload,))
-    require_equal(atlas, made.sites, made.moves)
-    return Prepared("k", 0, tuple(made.moves), (), made.tensors, made.elements, digest_of(made.moves))
-
-
 def ours(atlas: Atlas, upload: StagedUpload, taken: Taken) -> Applied:
     """Prepare and apply, and note what both took."""
     gc.collect()
     with Peak() as peak, torch.no_grad():
         ready: list[Prepared] = []
-        taken.prepare.append(seconds(lambda: ready.append(prepared(atlas, upload))))
+        taken.prepare.append(seconds(lambda: ready.append(prepared(atlas, (upload,)))))
         applied = Applied(ready[0], atlas.targets)
         taken.apply.append(seconds(lambda: applied.apply(Failpoints(0))))
     taken.peak = max(taken.peak, peak.nbytes)

@@ -23,23 +23,35 @@ class _Canvas:
     spot: Spot
     begin: int
     values: torch.Tensor
-    covered: torch.Tensor
+    """Unset where nothing was painted."""
+    covered: torch.Tensor | None = None
+    """Where something was; none while that is nowhere, and once it is `whole`."""
+    whole: bool = False
 
     def paint(self, part: Correspondence, values: torch.Tensor) -> None:
         place = Layout(part.dst.offset - self.begin, part.dst.size, part.dst.stride)
         place.view(self.values).copy_(part.src.view(values))
-        place.view(self.covered).fill_(True)
+        self.whole |= part.dst.numel == self.values.numel()
+        if not self.whole:
+            place.view(self._mask()).fill_(True)
 
     def dot(self, elements: torch.Tensor, values: torch.Tensor) -> None:
         local = elements - self.begin
         self.values[local] = values
-        self.covered[local] = True
+        if not self.whole:
+            self._mask()[local] = True
+
+    def _mask(self) -> torch.Tensor:
+        if self.covered is None:
+            self.covered = torch.zeros(self.values.numel(), dtype=torch.bool)
+        return self.covered
 
     def move(self) -> Move:
-        if self.spot.src_block == self.spot.dst_block and bool(self.covered.all()):
+        whole = self.whole or bool(self._mask().all())
+        if self.spot.src_block == self.spot.dst_block and whole:
             place = Layout(self.begin, (self.spot.dst_block,), (1,))
             return Move(self.target, place, self.spot.repacked(self.values))
-        local = self.covered.nonzero().squeeze(1)
+        local = torch.arange(self.values.numel()) if whole else self._mask().nonzero().squeeze(1)
         points = Points(local.numel(), self.spot.reach(self.begin + self.spot.src_block), self.values.dtype)
         points.add(self.spot.positions(local + self.begin), self.values[local])
         return scattered(self.target, points)
@@ -75,8 +87,7 @@ class Canvases:
                 target,
                 spot,
                 block * spot.src_block,
-                torch.zeros(spot.src_block, dtype=values.dtype),
-                torch.zeros(spot.src_block, dtype=torch.bool),
+                torch.empty(spot.src_block, dtype=values.dtype),
             )
             self._open[target, spot, block] = canvas
             self._painted.add((target, spot))

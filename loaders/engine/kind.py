@@ -18,6 +18,7 @@ from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from loaders.engine.dependents import Assembly, collect_processed
 from loaders.engine.draws import ordinary, strange
 from loaders.engine.handles import keep, swap
+from loaders.engine.layout import Layout
 from loaders.engine.move import Move, Scatter, bits_of, same_bits
 from loaders.engine.nature import nature
 from loaders.engine.private import private_copy
@@ -235,9 +236,13 @@ class _Bench:
         """First elements alone; then what is derived from them too, made anew from the new values."""
         state, value = self._state(patched), values[name]
         for spot in spots:
-            elements = torch.arange(value.numel())
-            move = Move(spot.path, Scatter(spot.positions(elements)), bits_of(value.reshape(-1)))
-            move.write(span(state.tensors[spot.path]))
+            numel = value.numel()
+            place = (
+                Layout.contiguous((numel,))
+                if spot.is_identity
+                else Scatter(spot.positions(torch.arange(numel)))
+            )
+            Move(spot.path, place, bits_of(value.reshape(-1))).write(span(state.tensors[spot.path]))
         if spots:
             yield Treatment.DIRECT
         if not (state.handles or derived):

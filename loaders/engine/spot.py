@@ -7,13 +7,18 @@ processing on index codes, and is the same for every expert.
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+import numpy as np
 import torch
+
+from loaders.engine.layout import Layout
 
 _log = logging.getLogger(__name__)
 
 _CODE_BITS = 32
+_MOST_TILES = 8
+"""Dimensions of a layout; what needs more is no regular order."""
 
 
 class NotAnInjection(Exception):
@@ -33,6 +38,11 @@ class Spot:
     src_block: int
     dst_block: int
     table: torch.Tensor | None = None
+    tiles: Layout | None = field(init=False)
+    """The table as strides, where it is that regular: kernels' orders mostly are, and then copies are fast."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tiles", None if self.table is None else strided(self.table))
 
     @property
     def is_identity(self) -> bool:
@@ -58,13 +68,37 @@ class Spot:
         if self.table is None:
             return block
         out = torch.empty_like(block)
-        out[self.table] = block
+        if self.tiles is not None:
+            self.tiles.view(out).copy_(block.view(self.tiles.size))
+        else:
+            out[self.table] = block
         return out
 
 
 def identity(path: str, numel: int) -> Spot:
     """The spot of a parameter that processing leaves alone."""
     return Spot(path, max(numel, 1), max(numel, 1))
+
+
+def strided(table: torch.Tensor) -> Layout | None:
+    """The layout of which `table`, [n], holds the positions in order, or none if it has no more than some steps."""
+    numbers = table.to(torch.int64).numpy()
+    sizes: list[int] = []
+    strides: list[int] = []
+    rest = numbers
+    while len(rest) > 1:
+        if len(sizes) == _MOST_TILES:
+            return None
+        step = int(rest[1] - rest[0])
+        breaks = np.flatnonzero(np.diff(rest) != step)
+        count = int(breaks[0]) + 1 if len(breaks) else len(rest)
+        if step <= 0 or count < 2 or len(rest) % count:
+            return None
+        sizes.insert(0, count)
+        strides.insert(0, step)
+        rest = rest[::count]
+    found = Layout(int(numbers[0]) if len(numbers) else 0, tuple(sizes), tuple(strides))
+    return found if np.array_equal(found.positions().numpy(), numbers) else None
 
 
 Processing = Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]
