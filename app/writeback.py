@@ -22,4 +22,3 @@ class Writeback:
         begin, length = ctypes.c_int64(self._begun), ctypes.c_int64(end - self._begun)
         self._call(descriptor, begin, length, ctypes.c_uint(_WRITE))
         self._begun = end
-

@@ -1,10 +1,14 @@
-"""Many small items: does the last of thousands take longer than the first, and how many a second are there?"""
+"""Many small items: does the last of thousands take longer than the first, and how many are there a second?
+
+Each is timed where it is handled; rates are the best of some runs.
+"""
 
 import asyncio
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from math import prod
 from pathlib import Path
 from statistics import median
@@ -42,6 +46,7 @@ PATCHES = 5000
 _EDGE = 500
 """Items that are the start, and the end."""
 _PER_SECOND = 1000
+_RUNS = 3
 _TARGET = 1.3
 
 
@@ -79,6 +84,15 @@ class Clocked:
         """Of all but the first few, which warm up."""
         taken = [after - before for before, after in zip(self._at, self._at[1:], strict=False)][10:]
         return Part(median(taken[:_EDGE]), median(taken[-_EDGE:]))
+
+
+def clocked(items: tuple[Any, ...], handle: Callable[[Any], object]) -> tuple[float, Part]:
+    """Seconds of the quickest of some runs over all items, and what single ones took in it."""
+    runs = []
+    for _ in range(_RUNS):
+        watched = Clocked(items)
+        runs.append((seconds(partial(handle, watched)), watched.part()))
+    return min(runs, key=lambda run: run[0])
 
 
 @dataclass(slots=True)
@@ -138,7 +152,7 @@ async def sent(description: EngineDescription, body: bytes, folder: Path) -> Par
         httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8001") as http,
     ):
         while (await http.get("/health/ready")).status_code != 200:
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.05)  # noqa: ASYNC110 - whoever is asked is another service
         path = (await http.post("/v1/transactions", json={})).headers["location"]
         taken = []
         for layer in range(SIZE.layers):
@@ -174,11 +188,9 @@ def experts(atlas: Atlas, folder: Path, found: Found) -> None:
             for layer, expert in places
         ]
 
-    taken = seconds(check)
-    uploads = Clocked(tuple(checked))
-    taken += seconds(lambda: plan(atlas, uploads))  # type: ignore[arg-type]  # a tuple but for the clock
-    found.parts["experts planned"] = uploads.part()
-    found.rates["experts"] = len(places) / taken
+    taken = min(seconds(check) for _ in range(_RUNS))
+    planned, found.parts["experts planned"] = clocked(tuple(checked), lambda items: plan(atlas, items))
+    found.rates["experts"] = len(places) / (taken + planned)
 
 
 def batch(atlas: Atlas, count: int, path: Path) -> StagedFile:
@@ -203,17 +215,18 @@ def batches(atlas: Atlas, folder: Path, found: Found) -> None:
 
     def checked(file: StagedFile) -> tuple[StagedUpload, float]:
         made: list[StagedUpload] = []
-        taken = [seconds(lambda: made.append(check_batch(file, catalogue, False).upload)) for _ in range(3)]
+        taken = [
+            seconds(lambda: made.append(check_batch(file, catalogue, False).upload)) for _ in range(_RUNS)
+        ]
         return made[-1], min(taken)
 
     short, full = (batch(atlas, count, folder / f"{count}") for count in (_EDGE, PATCHES))
     _, first = checked(short)
     upload, whole = checked(full)
     found.parts["patches checked, in a batch of 500 and of 5,000"] = Part(first / _EDGE, whole / PATCHES)
-    writes = Clocked(upload.writes)
-    clocked = upload.model_copy(update={"writes": writes})
-    planned = seconds(lambda: plan(atlas, (clocked,)))
-    found.parts["patches planned"] = writes.part()
+    planned, found.parts["patches planned"] = clocked(
+        upload.writes, lambda items: plan(atlas, (upload.model_copy(update={"writes": items}),))
+    )
     found.rates["patches"] = PATCHES / (whole + planned)
 
 

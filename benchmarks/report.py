@@ -13,7 +13,7 @@ _FENCE = "```"
 _DATA = f"{_FENCE}json lines"
 _HEAD = """# Benchmarks
 
-`make bench` writes this; `make bench ROWS="NAME…"` measures single rows anew and leaves the others as they were.
+`make bench` writes this; `make bench ROWS="NAME…"` measures single rows anew and leaves others as they were.
 Every row is measured side by side with what a user would pick instead, or against a limit, in one run on one
 machine, both sides in turns.
 """

@@ -6,6 +6,7 @@ At most 48 MiB are held, whatever the sizes. All block on the disk and on numpy.
 
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,12 +15,16 @@ from numpy.typing import NDArray
 
 from schemas.dtypes import Dtype
 
-CHUNK_NBYTES = 1 << 20
+CHUNK_NBYTES = 1 << 18
 """Bytes read at a time: small enough to stay in the processor's cache."""
+SHARE_NBYTES = 64 << 20
+"""Bytes that are worth a thread of their own."""
 SORT_NBYTES = 32 << 20
 """Lists of unsorted indices up to this size are sorted in memory."""
 WINDOW = 1 << 28
 """Positions that one pass over unsorted indices can tell apart: a bitmap of 32 MiB."""
+
+_THREADS = 4
 
 _UINT: dict[int, np.dtype[Any]] = {
     1: np.dtype("<u1"),
@@ -61,11 +66,29 @@ class IndexScan:
 
 
 def first_nonfinite(descriptor: int, offset: int, nbytes: int, dtype: Dtype) -> int | None:
-    """Position of the first NaN or infinity among the elements of the span, or none."""
+    """Position of the first NaN or infinity among the elements of the span, or none.
+
+    A long span is looked at by several threads; numpy and reading let each other run.
+    """
     mask = _NONFINITE.get(dtype)
     if mask is None:
         return None
     word = _UINT[dtype.nbytes]
+    begins = range(0, nbytes, SHARE_NBYTES)
+    if len(begins) == 1:
+        return _first_masked(descriptor, offset, nbytes, word, mask)
+
+    def look(begin: int) -> int | None:
+        share = min(SHARE_NBYTES, nbytes - begin)
+        at = _first_masked(descriptor, offset + begin, share, word, mask)
+        return None if at is None else begin // word.itemsize + at
+
+    with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as pool:
+        return next((at for at in pool.map(look, begins) if at is not None), None)
+
+
+def _first_masked(descriptor: int, offset: int, nbytes: int, word: np.dtype[Any], mask: int) -> int | None:
+    """Position of the first element that has all bits of `mask`, or none."""
     bits = word.type(mask)
     scratch = np.empty(CHUNK_NBYTES // word.itemsize, word)
     at = 0
