@@ -25,7 +25,7 @@ class LargeReads(HttpToolsProtocol):
 
 
 class _Pieces(bytearray):
-    """In the place of the `bytearray` that uvicorn copies everything into: here it is copied once, by `bytes`."""
+    """In the place of the `bytearray` that uvicorn copies all into: here `bytes` does it, once."""
 
     def __init__(self, first: bytes | bytearray) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Write-back: asks the kernel to begin putting a file's bytes on the disk, so that a later fsync waits less."""
+"""Write-back: asks the kernel to begin putting a file on the disk, so that a later fsync waits less."""
 
 import ctypes
 

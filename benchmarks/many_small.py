@@ -151,8 +151,8 @@ async def sent(description: EngineDescription, body: bytes, folder: Path) -> Par
         app.router.lifespan_context(app),
         httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8001") as http,
     ):
-        while (await http.get("/health/ready")).status_code != 200:
-            await asyncio.sleep(0.05)  # noqa: ASYNC110 - whoever is asked is another service
+        while (await http.get("/health/ready")).status_code != 200:  # noqa: ASYNC110 - another service is asked
+            await asyncio.sleep(0.05)
         path = (await http.post("/v1/transactions", json={})).headers["location"]
         taken = []
         for layer in range(SIZE.layers):

@@ -74,7 +74,7 @@ def measure(names: list[str]) -> Iterator[Row]:
     worse = max(first.total / FIRST_S, second.total / SECOND_S)
     yield Row(
         names[0],
-        f"twin and trace of a bf16 gpt-oss-120b on meta, proofs of its kinds ({VOCAB:,} tokens); from the cache",
+        f"twin and trace of a bf16 gpt-oss-120b on meta, proofs of its kinds ({VOCAB:,} tokens)",
         f"{FIRST_S:g} s, {SECOND_S:g} s: the share that is used up",
         worse,
         Sense.AT_MOST,

@@ -39,7 +39,7 @@ class Spot:
     dst_block: int
     table: torch.Tensor | None = None
     tiles: Layout | None = field(init=False)
-    """The table as strides, where it is that regular: kernels' orders mostly are, and then copies are fast."""
+    """The table as strides, where it is that regular, as kernels' orders mostly are: copies are fast then."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tiles", None if self.table is None else strided(self.table))
@@ -81,7 +81,7 @@ def identity(path: str, numel: int) -> Spot:
 
 
 def strided(table: torch.Tensor) -> Layout | None:
-    """The layout of which `table`, [n], holds the positions in order, or none if it has no more than some steps."""
+    """The layout whose positions, in order, are `table`, [n]; none if no layout of few dimensions is."""
     numbers = table.to(torch.int64).numpy()
     sizes: list[int] = []
     strides: list[int] = []
