@@ -45,7 +45,7 @@ class Start:
         workshop = Workshop(self._small)
         small = build_twin(self._small, self._small_live)
         self.steps["twin"] = seconds(lambda: twin.append(build_twin(self._config, self._live)))
-        self.steps["trace"] = seconds(lambda: traced.append(trace(twin[0], self._checkpoint.tensors)))
+        self.steps["trace"] = seconds(lambda: traced.append(trace(twin[0], self._checkpoint)))
         self.steps["kinds"] = seconds(lambda: closures_of(self._small, workshop, self._small_live, small))
         if traced[0].refused or not all(traced[0].regions.get(name) for name in self._checkpoint.tensors):
             raise RuntimeError(f"not all tensors could be followed: {traced[0].refused}")

@@ -96,13 +96,13 @@ def drawn(share: float, path: Path) -> Patch:
 def plain(engine: Loaded) -> Atlas:
     """The way into a tensor that kernels read as it was loaded."""
     checkpoint = Checkpoint.open(engine.folder)
-    traced = trace(build_twin(engine.config, engine.model), checkpoint.tensors)
+    traced = trace(build_twin(engine.config, engine.model), checkpoint)
     (parameter,) = {region.parameter for region in traced.regions[TENSOR]}
     live = engine.model.get_parameter(parameter)
     spots = ((parameter, identity(parameter, live.numel())),)
     site = Site(parameter, tuple(live.shape), live.dtype, spots, (), (), False, None)
     targets = {parameter: span(live.detach())}
-    return Atlas(checkpoint, traced.regions, {}, {parameter: site}, {}, targets, {}, {}, ())
+    return Atlas(checkpoint, traced.regions, {}, {}, {parameter: site}, {}, targets, {}, {}, ())
 
 
 @dataclass(slots=True)

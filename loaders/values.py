@@ -75,7 +75,7 @@ def first_nonfinite(descriptor: int, offset: int, nbytes: int, dtype: Dtype) -> 
         return None
     word = _UINT[dtype.nbytes]
     begins = range(0, nbytes, SHARE_NBYTES)
-    if len(begins) == 1:
+    if len(begins) <= 1:
         return _first_masked(descriptor, offset, nbytes, word, mask)
 
     def look(begin: int) -> int | None:

@@ -147,6 +147,19 @@ def test_nonfinite_in_a_later_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             assert values.first_nonfinite(*span, Dtype.F32) == at
 
 
+def test_the_first_nonfinite_of_several_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shares of a long span are looked at apart, and what is found is the first by position."""
+    monkeypatch.setattr(values, "SHARE_NBYTES", 64)
+    for bad in ([], [0], [15], [16], [99], [40, 17, 80]):
+        numbers = np.ones(100, np.float32)
+        numbers[bad] = np.nan
+        path = tmp_path / "span"
+        path.write_bytes(b"12345678" + numbers.tobytes())
+        with path.open("rb") as file:
+            found = values.first_nonfinite(file.fileno(), 8, numbers.nbytes, Dtype.F32)
+        assert found == min(bad, default=None)
+
+
 @pytest.mark.parametrize("dtype", [dtype for dtype in Dtype if not dtype.is_floating])
 def test_integers_are_always_finite(tmp_path: Path, dtype: Dtype) -> None:
     """Integers of all bits are numbers."""
