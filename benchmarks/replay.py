@@ -39,11 +39,11 @@ _LIMIT = """\
 Every byte of an expert is touched eight times, against twice in what it is compared with: read by
 BLAKE3 before it is trusted, transposed from the checkpoint's order into the parameter's, put into
 the order of the kernel's tiles, digested as the kernel will have it, and, together with the old
-value, read and written by the undo and the write. Of 690 MiB on one quiet core this takes 0.25 s,
-0.6 s, 0.45 s, 0.15 s and 0.35 s; sparse patches that fall into replaced experts take 0.4 s. The two
-reorderings could become one copy (of both layouts composed), which would leave about seven times by
-these figures; five would need several cores beside serving. On busy machines torch's threads wait for
-each other in every small step, which makes it several times more.
+value, read and written by the undo and the write. A profile with one thread of torch (of a run that
+took 2.6 s for 690 MiB) has 0.25 s for the first, 1.3 s for all copies, 0.15 s each for digest and
+undo, 0.45 s for sparse patches that fall into replaced experts. What the row has beyond that is
+not profiled yet; with torch's two threads, as here, runs took two to three times as long. The two
+reorderings could become one copy (of both layouts composed).
 """
 
 
