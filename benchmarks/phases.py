@@ -1,15 +1,22 @@
 """Phase one of a commit, as a session does it for moves that need no rebuilding."""
 
+from dataclasses import replace
+
 from loaders.engine.atlas import Atlas
 from loaders.engine.move import digest_of
 from loaders.engine.planner import plan
-from loaders.engine.prepared import Prepared
+from loaders.engine.prepared import Prepared, taken
 from loaders.engine.ties import require_equal
 from schemas.bridge import StagedUpload
 
 
 def prepared(atlas: Atlas, uploads: tuple[StagedUpload, ...]) -> Prepared:
-    """Moves that are ready, with their digest."""
+    """Moves that are ready, with their digest; their undo is left to `with_undo`."""
     made = plan(atlas, uploads)
     require_equal(atlas, made.sites, made.moves)
-    return Prepared("k", 0, tuple(made.moves), (), made.tensors, made.elements, digest_of(made.moves))
+    return Prepared("k", 0, tuple(made.moves), (), (), made.tensors, made.elements, digest_of(made.moves))
+
+
+def with_undo(atlas: Atlas, ready: Prepared) -> Prepared:
+    """What the moves overwrite, taken."""
+    return replace(ready, undo=taken(ready.moves, atlas.targets))

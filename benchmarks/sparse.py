@@ -23,7 +23,7 @@ from vllm.model_executor.model_loader.checkpoint_weight_patch import (
 from benchmarks.bodies import patch_entry, write_batch
 from benchmarks.memory import Peak, mib
 from benchmarks.models import Loaded, Size
-from benchmarks.phases import prepared
+from benchmarks.phases import prepared, with_undo
 from benchmarks.row import Row, Sense
 from benchmarks.turns import seconds, spread
 from loaders.catalogue import Catalogue
@@ -127,16 +127,23 @@ class Taken:
         return self.peak / self.needed
 
 
+def undone_by(atlas: Atlas, ready: Prepared) -> Applied:
+    """Apply, with the undo taken just before: a session takes it while it prepares, vLLM not at all."""
+    applied = Applied(with_undo(atlas, ready), atlas.targets)
+    applied.apply(Failpoints(0))
+    return applied
+
+
 def ours(atlas: Atlas, upload: StagedUpload, taken: Taken) -> Applied:
     """Prepare and apply, and note what both took."""
     gc.collect()
     with Peak() as peak, torch.no_grad():
         ready: list[Prepared] = []
         taken.prepare.append(seconds(lambda: ready.append(prepared(atlas, (upload,)))))
-        applied = Applied(ready[0], atlas.targets)
-        taken.apply.append(seconds(lambda: applied.apply(Failpoints(0))))
+        applied: list[Applied] = []
+        taken.apply.append(seconds(lambda: applied.append(undone_by(atlas, ready[0]))))
     taken.peak = max(taken.peak, peak.nbytes)
-    return applied
+    return applied[0]
 
 
 def compared(engine: Loaded, atlas: Atlas, patch: Patch) -> Taken:

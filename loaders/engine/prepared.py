@@ -1,5 +1,6 @@
 """Prepared work: everything a commit will move, ready in memory, and how it is taken back."""
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,8 @@ class Prepared:
     key: str
     base_version: int
     moves: tuple[Move, ...]
+    undo: tuple[Move, ...]
+    """What `moves` will overwrite, in their order: weights change by commits alone, so it is known before."""
     spares: "tuple[Spare, ...]"
     tensors: int
     elements: int
@@ -32,13 +35,22 @@ class Prepared:
     @property
     def held_nbytes(self) -> int:
         """Bytes that keeping this takes."""
-        moves = sum(move.held_nbytes for move in self.moves)
+        moves = sum(move.held_nbytes + undo.nbytes for move, undo in zip(self.moves, self.undo, strict=True))
         return moves + sum(spare.nbytes for spare in self.spares)
+
+
+def taken(moves: Iterable[Move], targets: Mapping[str, torch.Tensor]) -> tuple[Move, ...]:
+    """The moves that put back what the targets hold now.
+
+    All is taken before anything is written: tied targets are one memory under several names, and the undo
+    of each of them by itself has to lead back to what it was.
+    """
+    return tuple(move.taken_from(targets[move.target]) for move in moves)
 
 
 @dataclass(slots=True, eq=False)
 class Applied:
-    """A commit in the making: what it has overwritten so far, to be put back in reverse order."""
+    """A commit in the making: what it may have overwritten, to be put back in reverse order."""
 
     prepared: Prepared
     targets: dict[str, torch.Tensor]
@@ -46,16 +58,13 @@ class Applied:
     exchanged: "list[Spare]" = field(default_factory=list)
 
     def apply(self, failpoints: Failpoints) -> None:
-        """Write all moves and exchange all handles, keeping what was there.
+        """Write all moves and exchange all handles.
 
         Raises whatever goes wrong; `revert` then puts back what had been overwritten.
         """
         failpoints.reach("apply.before")
         middle = len(self.prepared.moves) // 2
-        # All is taken before anything is written: tied targets are one memory under several names,
-        # and the undo of each of them by itself has to lead back to what it was.
-        for move in self.prepared.moves:
-            self.taken.append(move.taken_from(self.targets[move.target]))
+        self.taken.extend(self.prepared.undo)
         for index, move in enumerate(self.prepared.moves):
             if index == middle:
                 failpoints.reach("apply.middle")

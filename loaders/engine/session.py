@@ -19,7 +19,7 @@ from loaders.engine.failpoints import Failpoints
 from loaders.engine.job import MainThread
 from loaders.engine.move import Move, compacted, digest_of, landed
 from loaders.engine.planner import Plan, plan
-from loaders.engine.prepared import Applied, Prepared
+from loaders.engine.prepared import Applied, Prepared, taken
 from loaders.engine.readback import ReadPart, write_part
 from loaders.engine.rebuild import Rebuilder
 from loaders.engine.shards import Shards
@@ -98,6 +98,7 @@ class Session:
             request.key,
             request.base_version,
             tuple(moves),
+            taken(moves, self.atlas.targets),
             tuple(spares),
             made.tensors,
             made.elements,

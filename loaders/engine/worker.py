@@ -168,13 +168,12 @@ class GraftWorker:
     def graft_poll(self, nonce: str, job: str) -> str:
         """Serve a job for a while; its result once it has ended, after which it is gone."""
         session = self.graft_session
-        worker: Any = self
         if session is None or job not in self.graft_jobs:
             return self.graft_answer(nonce, lambda: _raise(ProblemError(Code.INTERNAL, f"no job {job}")))
         running = self.graft_jobs[job]
         if not running.poll():
             return Answer(
-                nonce=nonce, rank=_rank_of(worker), boot=session.boot, pending=True, served=running.served
+                nonce=nonce, rank=session.rank, boot=session.boot, pending=True, served=running.served
             ).model_dump_json()
         return self.graft_answer(nonce, self.graft_jobs.pop(job).result)
 

@@ -1,6 +1,7 @@
 """Uploads to moves on a made-up rank, against plain numpy: apply, undo, compaction, read-back."""
 
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from loaders.engine.failpoints import Failpoints
 from loaders.engine.move import Move, compacted, digest_of
 from loaders.engine.planner import plan
-from loaders.engine.prepared import Applied, Prepared
+from loaders.engine.prepared import Applied, Prepared, taken
 from loaders.engine.readback import gather
 from loaders.engine.spot import Spot, identity
 from schemas.bridge import ReadTensor
@@ -139,13 +140,18 @@ class Rank:
                 self.write(draw, body)
             uploads.append(body.staged())
         made = plan(self.hand.atlas, tuple(uploads))
-        return Prepared("t", 0, tuple(made.moves), (), made.tensors, made.elements, digest_of(made.moves))
+        return ready(made.moves, self.hand.targets)
 
     def holds(self, expected: dict[str, Any]) -> None:
         found = {name: target.numpy() for name, target in self.hand.targets.items()}
         found["plain@shard"] = found.pop("plain_site@shard")
         for name, value in expected.items():
             assert np.array_equal(found[name], value), name
+
+
+def ready(moves: Sequence[Move], targets: dict[str, torch.Tensor]) -> Prepared:
+    """As a session prepares it on what the targets hold now."""
+    return Prepared("t", 0, tuple(moves), taken(moves, targets), (), 0, 0, digest_of(list(moves)))
 
 
 @settings(max_examples=150, deadline=None)
@@ -165,7 +171,7 @@ def test_writes_undo_and_compaction(data: st.DataObject) -> None:
             rank.holds(rank.expected())
             assert sum(move.nbytes for move in applied.undo()) == prepared.nbytes
             undo = applied.undo() + undo
-            twice = Applied(prepared, rank.hand.targets)
+            twice = Applied(ready(prepared.moves, rank.hand.targets), rank.hand.targets)
             twice.apply(Failpoints(0))
             rank.holds(rank.expected())
             twice.revert()
@@ -174,7 +180,7 @@ def test_writes_undo_and_compaction(data: st.DataObject) -> None:
     short = compacted(undo)
     assert len(short) <= len(undo)
     # A rollback is a commit too: it can be undone, and rolling back again does not grow.
-    back = Applied(Prepared("r", 0, tuple(short), (), 0, 0, ""), rank.hand.targets)
+    back = Applied(ready(short, rank.hand.targets), rank.hand.targets)
     back.apply(Failpoints(0))
     rank.holds(first)
     again = compacted([*back.undo()])

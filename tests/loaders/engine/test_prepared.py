@@ -11,8 +11,13 @@ from loaders.engine.failpoints import Failpoints, Injected
 from loaders.engine.layout import Layout
 from loaders.engine.move import Move, bits_of
 from loaders.engine.planner import plan
-from loaders.engine.prepared import Applied, Prepared
+from loaders.engine.prepared import Applied, Prepared, taken
 from tests.loaders.engine.atlases import Body, simple
+
+
+def prepared(targets: dict[str, torch.Tensor], *moves: Move) -> Prepared:
+    """As a session prepares it."""
+    return Prepared("t", 0, moves, taken(moves, targets), (), 1, 12, "")
 
 
 def test_a_failed_write_is_put_back(tmp_path: Path) -> None:
@@ -23,7 +28,7 @@ def test_a_failed_write_is_put_back(tmp_path: Path) -> None:
     body.write("w", torch.ones(4, 3))
     (move,) = plan(hand.atlas, (body.staged(),)).moves
     wrong = Move("q", move.place, move.values)
-    applied = Applied(Prepared("t", 0, (move, wrong, move), (), 1, 12, ""), hand.targets)
+    applied = Applied(prepared(hand.targets, move, wrong, move), hand.targets)
     with pytest.raises(ValueError, match="not in words of"):
         applied.apply(Failpoints(0))
     assert hand.targets["p"].sum() == 12
@@ -37,7 +42,7 @@ def test_a_revert_that_failed_goes_on() -> None:
     hand = simple()
     place = Layout.contiguous((12,))
     moves = tuple(Move("p", place, bits_of(torch.full((12,), float(n)))) for n in (1, 2))
-    applied = Applied(Prepared("t", 0, moves, (), 1, 12, ""), hand.targets)
+    applied = Applied(prepared(hand.targets, *moves), hand.targets)
     applied.apply(Failpoints(0))
     flat = hand.targets.pop("p")
     with pytest.raises(KeyError):
@@ -54,16 +59,16 @@ def test_failpoints_of_an_apply(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     hand = simple()
     place = Layout.contiguous((12,))
     moves = tuple(Move("p", place, bits_of(torch.full((12,), float(n)))) for n in (1, 2))
-    prepared = Prepared("t", 0, moves, (), 1, 12, "")
+    ready = prepared(hand.targets, *moves)
     (tmp_path / point).touch()
-    applied = Applied(prepared, hand.targets)
+    applied = Applied(ready, hand.targets)
     with pytest.raises(Injected, match=point):
         applied.apply(Failpoints(0))
     written = {"apply.before": 0.0, "apply.middle": 1.0, "apply.after": 2.0}[point]
     assert hand.targets["p"].tolist() == [written] * 12
     applied.revert()
     assert not hand.targets["p"].any()
-    Applied(prepared, hand.targets).apply(Failpoints(0))
+    Applied(ready, hand.targets).apply(Failpoints(0))
     assert hand.targets["p"].tolist() == [2.0] * 12
 
 
@@ -79,7 +84,7 @@ def test_spares_are_exchanged_last_and_first_back() -> None:
 
         return SimpleNamespace(exchange=exchange, nbytes=8)
 
-    applied = Applied(Prepared("t", 0, (), (spare("a"), spare("b"), spare("c", True)), 0, 0, ""), {})
+    applied = Applied(Prepared("t", 0, (), (), (spare("a"), spare("b"), spare("c", True)), 0, 0, ""), {})
     assert applied.prepared.held_nbytes == 24
     with pytest.raises(ValueError, match="c"):
         applied.apply(Failpoints(0))

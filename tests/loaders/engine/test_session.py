@@ -185,6 +185,22 @@ def test_a_prepare_that_saw_an_undone_commit_is_stale(
     assert session.version == 0 and session.state().prepared == ("other",)
 
 
+def test_undo_is_ready_before_the_commit(session: Any, hand: Hand, tmp_path: Path) -> None:
+    """A commit that came and was undone after the prepare leaves its undo right; it is counted as held."""
+    commit(session, tmp_path, 3.0)
+    before = hand.targets["p"].clone()
+    prepare(session, tmp_path, 1.0)
+    prepare(session, tmp_path, 2.0, key="other")
+    # Two elements each: 8 bytes to write, 8 of positions, 8 to put back.
+    assert session.state().prepared_nbytes == 2 * (8 + 8 + 8)
+    apply(session, 2, key="other")
+    session.undo("other")
+    apply(session, 2)
+    session.settle("k")
+    commit(session, tmp_path, 0.0, restore=1)
+    assert torch.equal(hand.targets["p"], before)
+
+
 @pytest.mark.parametrize("point", ["apply.before", "apply.middle", "apply.after"])
 def test_a_failed_apply_leaves_nothing(session: Any, hand: Hand, tmp_path: Path, point: str) -> None:
     """Weights, version and undo are as before, and the same prepared work can be applied then."""
