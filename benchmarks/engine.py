@@ -5,7 +5,6 @@ compared with: on an engine that Graft starts they are closed.
 """
 
 import contextlib
-import json
 import os
 import secrets
 import signal
@@ -86,7 +85,7 @@ class Service:
             *("--engine-secret-file", str(secret), "--port", self.admin.rpartition(":")[2]),
             *("--state-dir", str(self._folder / "state")),
         ]
-        self._start("admin.log", command, {"GRAFT_UNDO_BYTES": "6GiB"})
+        self._start("admin.log", command, {"GRAFT_UNDO_BYTES": "2GiB"})
         self._await(f"{self.admin}/health/ready")
 
     def _start(self, log: str, command: list[str], variables: dict[str, str]) -> subprocess.Popen[bytes]:
@@ -176,6 +175,10 @@ class Service:
         results: list[Any] = answer.json()["results"] if answer.content else []
         return results
 
+    def nothing(self) -> None:
+        """The least that vLLM's server answers."""
+        self.http.get(f"{self.inference}/ping").raise_for_status()
+
     def vllm_reload(self, folder: Path) -> None:
         """vLLM's own way to other weights: pause, reload all of them from a checkpoint folder, resume."""
         self.http.post(f"{self.inference}/pause", params={"mode": "keep"}).raise_for_status()
@@ -214,9 +217,3 @@ def _keep_on(group: int, cores: list[int]) -> None:
                 continue
             for thread in (process / "task").iterdir():
                 os.sched_setaffinity(int(thread.name), cores)
-
-
-def config_of(model: Path) -> dict[str, Any]:
-    """The model's configuration."""
-    config: dict[str, Any] = json.loads((model / "config.json").read_text())
-    return config

@@ -88,7 +88,7 @@ def _table(entries: Iterable[Entry]) -> str:
             row.what,
             row.against,
             f"{rounded(row.ratio):g}",
-            f"{row.sense} {row.target:g}{also}",
+            f"{'reported' if row.target is None else f'{row.sense} {row.target:g}'}{also}",
             "yes" if row.met else "**no**",
             entry.day,
         )

@@ -32,7 +32,8 @@ class Row:
     """What it is compared with."""
     ratio: float
     sense: Sense
-    target: float
+    target: float | None
+    """None of what is only reported."""
     figures: tuple[tuple[str, str], ...] = ()
     """What the ratio was made from, and the steps beside it: label and value with its unit."""
     conditions: tuple[Condition, ...] = ()
@@ -42,6 +43,8 @@ class Row:
     @property
     def met(self) -> bool:
         """Whether the target and all conditions are."""
+        if self.target is None:
+            return all(condition.holds for condition in self.conditions)
         within = self.ratio >= self.target if self.sense is Sense.AT_LEAST else self.ratio <= self.target
         return within and all(condition.holds for condition in self.conditions)
 

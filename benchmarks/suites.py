@@ -13,6 +13,8 @@ SUITES: dict[str, tuple[str, ...]] = {
     "benchmarks.many_small": ("many_small",),
     "benchmarks.plan_120b": ("plan_120b",),
     "benchmarks.replay": ("replay_100",),
+    "benchmarks.stall_expert": ("stall_expert", "recompute", "serving_share"),
+    "benchmarks.stall_model": ("stall_model_1", "stall_rollback", "stall_model_dense"),
 }
 """In the order of the report. Rows that share what is dear to make share a module."""
 
