@@ -1,7 +1,7 @@
 """Serving while the whole demo model changes: a sparse percent of it, back again, or all of it.
 
-What a user would pick instead is vLLM's own pause, `reload_weights` from the folder of the changed checkpoint,
-and resume, on the same engine, in turns.
+What a user would pick instead is vLLM's own pause, `reload_weights` from a folder and resume, on the same
+engine, in turns.
 """
 
 import shutil
