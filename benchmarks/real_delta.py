@@ -31,10 +31,10 @@ from loaders.engine.demo_model import make_demo_mixtral
 REPORT = Path(__file__).parents[1] / "docs" / "real_deltas.md"
 _HEAD = """# Real deltas
 
-`python -m benchmarks.real_delta` writes this: the demo Mixtral (375 M parameters, bf16) is tuned by AdamW with
-a learning rate of {rate} on the CPU. The difference of each step is pushed as a sparse batch, rolled back, and
-pushed as all tensors that have changed, in `keep` mode beside running streams; last, vLLM reloads each step's
-checkpoint (pause, `reload_weights`, resume).
+`python -m benchmarks.real_delta` writes this: the demo Mixtral (375 M parameters, bf16) is tuned by AdamW
+with a learning rate of {rate} on the CPU. The difference of each step is pushed as a sparse batch, rolled
+back, and pushed as all tensors that have changed, in `keep` mode beside running streams; last, vLLM reloads
+each step's checkpoint (pause, `reload_weights`, resume).
 
 {where}, {day}.
 
@@ -216,7 +216,7 @@ def report(steps: list[Step], fresh: bool) -> str:
     parts += [
         f"\nvLLM's stall is longer than Graft's: {', '.join(against)} (medians).",
         f"Sparse and dense leave the same digests: {_yes(same)}.",
-        f"A fresh engine on the last step's checkpoint has the digests of the one pushed to: {_yes(fresh)}.\n",
+        f"A fresh engine on the last checkpoint has the digests of the one pushed to: {_yes(fresh)}.\n",
     ]
     return "\n".join(parts)
 

@@ -36,6 +36,15 @@ def test_a_row_is_met_on_the_right_side_of_its_target(
     assert found.met is met
 
 
+def test_what_is_only_reported_is_met(tmp_path: Path) -> None:
+    """A row without a target is met, unless a condition does not hold; the report calls it reported."""
+    assert row(target=None).met and json.loads(row(target=None).line())["target"] is None
+    assert not row(target=None, conditions=(Condition("and this", False),)).met
+    update(tmp_path / "report.md", Entry(row(target=None), "this machine", "2026-01-02"), ["one"])
+    assert "| reported |" in (tmp_path / "report.md").read_text()
+    assert read(tmp_path / "report.md")[0].row == row(target=None)
+
+
 def test_a_row_ends_in_one_line_of_json() -> None:
     """Name, ratio and target as numbers, and whether it is met; nothing else."""
     assert json.loads(row(ratio=2.3456).line()) == {"name": "one", "ratio": 2.35, "target": 1.5, "met": True}
