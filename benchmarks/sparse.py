@@ -1,7 +1,8 @@
 """Sparse patches of one expert tensor: Graft's commit against vLLM's `load_checkpoint_weight_patches`.
 
 Both get the same positions and values, unsorted. vLLM does all its work while serving stands still; of
-Graft that is what a commit does: taking the undo and writing. What it does before is a figure of the row.
+Graft that is what depends on the weights: taking the undo (a session does that while the engine serves)
+and writing. What it does before is a figure of the row.
 """
 
 import gc

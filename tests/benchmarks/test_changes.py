@@ -80,7 +80,7 @@ def test_moves_on_a_device_are_tried_on_a_cpu(
     monkeypatch.setattr(cuda_apply, "_TRIED", 1 << 20)
     assert cuda_apply.main(["--device", "cpu"]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert len(lines) == 7 and len({line["name"] for line in lines}) == 7
+    assert len(lines) == 12 and len({line["name"] for line in lines}) == 12
     assert all(line["met"] is True and line["ratio"] > 0 for line in lines)
 
 
