@@ -130,7 +130,7 @@ _BODIES: tuple[BaseModel, ...] = (
     _PREPARATION,
     _RECEIPT,
     _TRANSACTION,
-    transactions.Transactions(transactions=(_TRANSACTION,)),
+    transactions.TransactionList(transactions=(_TRANSACTION,)),
     operations.Operation(
         id="o-77b1",
         kind=operations.OperationKind.COMMIT,
@@ -140,11 +140,11 @@ _BODIES: tuple[BaseModel, ...] = (
         transaction=_ID,
         receipt=_RECEIPT,
     ),
-    versions.Versions(ledger="l-2c81", current=7, versions=(versions.VersionEntry(**_ENTRY),)),
+    versions.VersionList(ledger="l-2c81", current=7, versions=(versions.VersionEntry(**_ENTRY),)),
     versions.CurrentVersion(**_ENTRY, ledger="l-2c81", receipt=_RECEIPT),
     versions.VersionDetail(**_ENTRY, receipt=_RECEIPT),
     _BASELINE,
-    versions.Baselines(baselines=(_BASELINE,)),
+    versions.BaselineList(baselines=(_BASELINE,)),
     DigestsResult(
         version=7,
         ranks=(

@@ -14,7 +14,9 @@ class Input(BaseModel):
 class Output(BaseModel):
     """A body that Graft answers with: clients must tolerate new fields."""
 
-    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        frozen=True, use_attribute_docstrings=True, json_schema_serialization_defaults_required=True
+    )
 
 
 def _parse_version(value: object) -> object:

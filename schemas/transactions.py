@@ -186,7 +186,7 @@ class Transaction(Output):
     """Why it failed."""
 
 
-class Transactions(Output):
+class TransactionList(Output):
     """All transactions that are still remembered, oldest first."""
 
     transactions: tuple[Transaction, ...]

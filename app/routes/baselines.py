@@ -8,15 +8,15 @@ from app.openapi import UNREADY, json_parameters, problems
 from app.routes import names
 from app.service import ServiceDep
 from schemas.problems import Code
-from schemas.versions import Baseline, BaselineRequest, Baselines
+from schemas.versions import Baseline, BaselineList, BaselineRequest
 
 router = APIRouter(prefix="/v1/baselines", tags=["baselines"], route_class=JsonRoute)
 
 
-@router.get("", response_model=Baselines)
-async def list_baselines(service: ServiceDep) -> Baselines:
+@router.get("", response_model=BaselineList)
+async def list_baselines(service: ServiceDep) -> BaselineList:
     """All baselines by name."""
-    return Baselines(baselines=tuple(_view(record) for record in service.ledger.baselines()))
+    return BaselineList(baselines=tuple(_view(record) for record in service.ledger.baselines()))
 
 
 @router.get("/{name}", response_model=Baseline, responses=problems(Code.UNKNOWN_BASELINE))

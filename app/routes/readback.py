@@ -56,7 +56,7 @@ async def read_tensor(name: Tensor, service: ServiceDep) -> Response:
 
 
 @router.get("/digests", response_model=DigestsResult, responses=problems(Code.ENGINE_UNAVAILABLE, Code.BUSY))
-async def digests(
+async def read_digests(
     service: ServiceDep,
     prefix: Annotated[str, Query(description="Only runtime tensors whose names start like this.")] = "",
 ) -> DigestsResult:

@@ -42,10 +42,10 @@ async def open_transaction(
     return transaction.view()
 
 
-@router.get("", response_model=wire.Transactions)
-async def list_transactions(service: ServiceDep) -> wire.Transactions:
+@router.get("", response_model=wire.TransactionList)
+async def list_transactions(service: ServiceDep) -> wire.TransactionList:
     """All that are open, and the latest that have ended; oldest first."""
-    return wire.Transactions(transactions=tuple(one.view() for one in service.transactions.all()))
+    return wire.TransactionList(transactions=tuple(one.view() for one in service.transactions.all()))
 
 
 @router.get("/{id}", response_model=wire.Transaction, responses=problems(Code.UNKNOWN_TRANSACTION))
