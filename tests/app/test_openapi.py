@@ -132,6 +132,35 @@ def test_headers_are_named(schema: Json, operations: Operations) -> None:
     assert "Retry-After" in busy["headers"]
 
 
+KEYS = ("k", "a b", "~" * 255, "", "k" * 256, "ö", "a\tb")
+TAGS = ('"0"', "*", ' "0" , W/"1"', '"0"', "0", '"0" "1"', '"0', "")
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("Idempotency-Key", KEYS),
+        ("If-Match", TAGS),
+        ("Content-Digest", (f"sha-256=:{'A' * 43}=:", "md5=:AAAA:", "a=::;b=1, c=::", "md5=AAAA", "md5")),
+    ],
+)
+async def test_headers_have_the_form_that_is_asked_for(
+    tmp_path: Path, schema: Json, name: str, values: tuple[str, ...]
+) -> None:
+    """What a header's schema refuses, the service refuses as malformed, and nothing else of it."""
+    parameters = schema["paths"]["/v1/patches"]["post"]["parameters"]
+    asked = next(one for one in parameters if one["name"] == name)["schema"]
+    async with running(tmp_path) as admin:
+        for value in values:
+            headers = {**OCTETS, name: value.encode()}
+            answer = await admin.http.post("/v1/patches", content=b"x", headers=headers)
+            fits = re.search(asked["pattern"], value) is not None
+            fits = fits and asked.get("minLength", 0) <= len(value) <= asked.get("maxLength", len(value))
+            refused = code(answer) == "bad_request" and name in answer.json()["detail"]
+            assert refused == (not fits), value
+
+
 def test_every_error_is_a_problem_with_its_codes(schema: Json, operations: Operations) -> None:
     """No other error format is promised, and every code of the table that is named is a real one."""
     for route, _, operation in operations:

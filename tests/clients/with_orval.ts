@@ -25,6 +25,7 @@ const LAYER = 1;
 const EXPERT = 2;
 
 const safetensors = (name: string) => new Blob([readFileSync(join(folder, name))]);
+const binary = { headers: { "Content-Type": "application/vnd.safetensors" } };
 
 async function read(name: string): Promise<void> {
   const { data } = await readExpert(LAYER, EXPERT);
@@ -50,9 +51,9 @@ async function main(): Promise<void> {
   const once = { headers: { "Idempotency-Key": "orval-1" } };
   const { id } = (await openTransaction(options, once)).data;
   assert.equal((await openTransaction(options, once)).data.id, id);
-  const sent = (await putExpert(id, LAYER, EXPERT, safetensors("expert.safetensors"))).data;
-  const batch = (await postPatches(id, safetensors("patches.safetensors"))).data;
-  await refused(postPatches(id, safetensors("broken.safetensors")), 422, Code.wrong_shape);
+  const sent = (await putExpert(id, LAYER, EXPERT, safetensors("expert.safetensors"), {}, binary)).data;
+  const batch = (await postPatches(id, safetensors("patches.safetensors"), binary)).data;
+  await refused(postPatches(id, safetensors("broken.safetensors"), binary), 422, Code.wrong_shape);
 
   const onto = (version: string) => ({ headers: { "If-Match": `"${version}"` } });
   await refused(commitTransaction(id, {}, onto("999")), 412, Code.precondition_failed);
