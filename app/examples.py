@@ -15,19 +15,16 @@ from schemas.problems import STATUS, Code, ProblemError
 Json = dict[str, Any]
 
 _BEGUN, _ENDED = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC), datetime(2026, 1, 2, 3, 4, 6, tzinfo=UTC)
-_ID, _BOOT, _DIGEST = (
-    "t-5f0c2a9d",
-    "b-90d1e7",
-    "af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262",
-)
+_ID, _BOOT, _LEDGER = "016522e322fad07b", "5b1a0e6f9c24d387", "c2f4810be93d7a65"
+_DIGEST = "af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262"
 _RECOMPUTE = transactions.InFlight.RECOMPUTE
-_SIZES = {"nbytes": 49_784_832, "tensors": 4, "elements": 24_891_840}
+_SIZES = {"tensors": 4, "elements": 24_891_840}
 
 _TENSOR = model.CheckpointTensor(
     name="model.norm.weight", dtype=Dtype.BF16, shape=(2880,), treatment=model.Treatment.DIRECT
 )
 _MODEL = {
-    "model": "gpt-oss-20b",
+    "model": "gpt-oss-20b-bf16",
     "architecture": "GptOssForCausalLM",
     "dtype": "bfloat16",
     "quantization": None,
@@ -35,9 +32,17 @@ _MODEL = {
     "experts": 32,
 }
 _UPLOAD = transactions.Upload(
-    number=1, kind=transactions.UploadKind.EXPERT, layer=3, expert=5, blake3=_DIGEST, **_SIZES
+    number=1,
+    kind=transactions.UploadKind.EXPERT,
+    layer=3,
+    expert=5,
+    blake3=_DIGEST,
+    nbytes=49_784_032,
+    **_SIZES,
 )
-_WORK = transactions.RankWork(rank=0, boot=_BOOT, undo_nbytes=49_783_680, digest=_DIGEST, **_SIZES)
+_WORK = transactions.RankWork(
+    rank=0, boot=_BOOT, nbytes=49_783_680, undo_nbytes=49_783_680, digest=_DIGEST, **_SIZES
+)
 _PREPARATION = transactions.Preparation(
     version=6, prepare_ms=61.2, nbytes=_WORK.nbytes, undo_nbytes=_WORK.undo_nbytes, ranks=(_WORK,)
 )
@@ -107,9 +112,9 @@ _BODIES: tuple[BaseModel, ...] = (
     status.Alive(),
     status.Ready(version=7),
     status.Status(
-        ledger="l-2c81",
+        ledger=_LEDGER,
         version=7,
-        checkpoint="/models/gpt-oss-20b",
+        checkpoint="/models/gpt-oss-20b-bf16",
         writable=True,
         busy=False,
         open_transactions=(_ID,),
@@ -123,7 +128,12 @@ _BODIES: tuple[BaseModel, ...] = (
     status.Model(
         **_MODEL,
         expert_layers=tuple(range(24)),
-        expert_tensors=(model.ExpertTensor(name="down_proj", dtype=Dtype.BF16, shape=(2880, 2880)),),
+        expert_tensors=(
+            model.ExpertTensor(name="gate_up_proj", dtype=Dtype.BF16, shape=(2880, 5760)),
+            model.ExpertTensor(name="gate_up_proj_bias", dtype=Dtype.BF16, shape=(5760,)),
+            model.ExpertTensor(name="down_proj", dtype=Dtype.BF16, shape=(2880, 2880)),
+            model.ExpertTensor(name="down_proj_bias", dtype=Dtype.BF16, shape=(2880,)),
+        ),
     ),
     status.TensorPage(tensors=(_TENSOR,), next=None),
     _UPLOAD,
@@ -132,7 +142,7 @@ _BODIES: tuple[BaseModel, ...] = (
     _TRANSACTION,
     transactions.TransactionList(transactions=(_TRANSACTION,)),
     operations.Operation(
-        id="o-77b1",
+        id="7d20f1c4aa95e3b8",
         kind=operations.OperationKind.COMMIT,
         state=operations.OperationState.DONE,
         created_at=_BEGUN,
@@ -140,8 +150,8 @@ _BODIES: tuple[BaseModel, ...] = (
         transaction=_ID,
         receipt=_RECEIPT,
     ),
-    versions.VersionList(ledger="l-2c81", current=7, versions=(versions.VersionEntry(**_ENTRY),)),
-    versions.CurrentVersion(**_ENTRY, ledger="l-2c81", receipt=_RECEIPT),
+    versions.VersionList(ledger=_LEDGER, current=7, versions=(versions.VersionEntry(**_ENTRY),)),
+    versions.CurrentVersion(**_ENTRY, ledger=_LEDGER, receipt=_RECEIPT),
     versions.VersionDetail(**_ENTRY, receipt=_RECEIPT),
     _BASELINE,
     versions.BaselineList(baselines=(_BASELINE,)),

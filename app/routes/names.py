@@ -7,8 +7,8 @@ from fastapi import Path
 from schemas.base import Ordinal
 from schemas.versions import BaselineName
 
-TransactionId = Annotated[str, Path(description="A transaction's id.", examples=["t-5f0c2a9d"])]
-OperationId = Annotated[str, Path(description="An operation's id.", examples=["o-77b1"])]
+TransactionId = Annotated[str, Path(description="A transaction's id.", examples=["016522e322fad07b"])]
+OperationId = Annotated[str, Path(description="An operation's id.", examples=["7d20f1c4aa95e3b8"])]
 Layer = Annotated[
     Ordinal, Path(description="The checkpoint's number of a layer that has experts.", examples=[3])
 ]
