@@ -3,7 +3,8 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help system setup install demo serve quick test test-all nvidia setup-gpu test-gpu crash bench system-bench check format clean
+.PHONY: help system setup install demo serve quick system-clients clients test test-all nvidia setup-gpu test-gpu \
+	crash bench system-bench check format clean
 
 PYTHON ?= python3
 DEMO := .graft/demo-model
@@ -67,11 +68,32 @@ quick: setup  ## the tests that need no engine, in two halves at once
 	$(BIN)/python -m pytest -q tests --ignore=tests/e2e --ignore=tests/app $(QUICK) || status=$$?; \
 	wait $$half && exit $$status
 
-test: setup  ## every test: the quick ones, then those on a real engine
+system-clients:
+	@missing=""; \
+	command -v node >/dev/null || missing="$$missing nodejs"; \
+	command -v npm >/dev/null || missing="$$missing npm"; \
+	if [ -n "$$missing" ]; then \
+		echo "installing from Debian:$$missing"; \
+		$(APT) update -qq && $(APT) install -qq -y --no-install-recommends $$missing </dev/null; \
+	fi
+
+# Generators of clients, for the tests: apart from .venv, as openapi-python-client wants an older typer.
+CLIENTS := tests/clients
+CLIENTS_STAMP := .venv-clients/graft-clients
+CLIENTS_KEY = $(shell (echo "$(CURDIR)"; cat $(CLIENTS)/requirements.txt $(CLIENTS)/package-lock.json) | sha256sum | cut -c1-64)
+clients: system system-clients  ## the generators of clients and the linter of /openapi.json that tests run
+	@[ "$$(cat $(CLIENTS_STAMP) 2>/dev/null)" = "$(CLIENTS_KEY)" ] && [ -d $(CLIENTS)/node_modules ] || { \
+		echo "setting up the generators of clients: about a minute and 350 MB"; \
+		$(PYTHON) -m venv --clear .venv-clients && \
+		.venv-clients/bin/python -m pip install -q -r $(CLIENTS)/requirements.txt && \
+		(cd $(CLIENTS) && npm ci --ignore-scripts --no-audit --no-fund --loglevel=error) && \
+		echo "$(CLIENTS_KEY)" > $(CLIENTS_STAMP); }
+
+test: setup clients  ## every test: the quick ones, then those on a real engine
 	$(BIN)/python -m pytest tests --ignore=tests/e2e -m "not long"
 	$(BIN)/python -m pytest tests/e2e -m "not long"
 
-test-all: setup  ## also what takes longer: every layout on both toys
+test-all: setup clients  ## also what takes longer: every layout on both toys
 	$(BIN)/python -m pytest tests
 
 nvidia:
@@ -111,4 +133,4 @@ format: setup  ## rewrite what ruff can
 	$(BIN)/ruff format .
 
 clean:  ## remove .venv and everything made here
-	rm -rf .venv .venv-cuda .graft .crash build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-cuda .venv-clients tests/clients/node_modules .graft .crash build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

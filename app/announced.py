@@ -16,7 +16,7 @@ CONTENT_TYPES = ("application/octet-stream", "application/vnd.safetensors")
 DIGESTS = {"sha-256": "sha256", "sha-512": "sha512"}
 """`Content-Digest` algorithm → name in hashlib. Others are ignored, as RFC 9530 allows."""
 
-_DIGEST_MEMBER = re.compile(r"([a-z*][a-z0-9_.*-]*)=:([A-Za-z0-9+/=]*):(?:;[^,]*)?")
+DIGEST_MEMBER = re.compile(r"([a-z*][a-z0-9_.*-]*)=:([A-Za-z0-9+/=]*):(?:;[^,]*)?")
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def _digests(headers: Headers) -> dict[str, bytes]:
     found = {}
     for value in headers.getlist("content-digest"):
         for member in value.split(","):
-            matched = _DIGEST_MEMBER.fullmatch(member.strip())
+            matched = DIGEST_MEMBER.fullmatch(member.strip())
             if matched is None:
                 raise _bad_digest()
             name, encoded = matched.groups()

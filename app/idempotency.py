@@ -15,7 +15,8 @@ from app.records import Reply, Ticket
 from schemas.problems import Code, ProblemError
 
 HEADER = "idempotency-key"
-_LONGEST = 255
+LONGEST = 255
+"""Characters of a key."""
 _log = logging.getLogger(__name__)
 
 _TRY_AGAIN = frozenset(
@@ -129,9 +130,9 @@ def ticket_of(request: Request, body_digest: str) -> Ticket | None:
 def key_of(request: Request) -> str | None:
     """The request's idempotency key; raises bad_request if it is malformed."""
     key = request.headers.get(HEADER)
-    if key is not None and not (0 < len(key) <= _LONGEST and key.isascii() and key.isprintable()):
+    if key is not None and not (0 < len(key) <= LONGEST and key.isascii() and key.isprintable()):
         raise ProblemError(
-            Code.BAD_REQUEST, f"Idempotency-Key takes 1 to {_LONGEST} printable ASCII characters."
+            Code.BAD_REQUEST, f"Idempotency-Key takes 1 to {LONGEST} printable ASCII characters."
         )
     return key
 

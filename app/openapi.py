@@ -7,7 +7,9 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
 
+from app import examples
 from app.bodies import JsonRoute, UploadRoute
+from app.headers import CONTENT_DIGEST, ETAG, IDEMPOTENCY_KEY, IF_MATCH, LOCATION, PREFER, RETRY_AFTER
 from app.problems import MEDIA_TYPE
 from schemas.operations import Operation
 from schemas.problems import STATUS, Code, Problem
@@ -16,6 +18,19 @@ Json = dict[str, Any]
 
 UPLOAD_TYPES = ("application/octet-stream", "application/vnd.safetensors")
 SAFETENSORS = "application/vnd.safetensors"
+
+TAGS = {
+    "health": "For machines that start, stop and watch the service.",
+    "status": "How engine and service stand.",
+    "model": "What the engine serves, and what of it can be updated.",
+    "transactions": "Several uploads that are applied together or not at all.",
+    "uploads": "Weights as safetensors files: experts and batches of patches.",
+    "versions": "The history of the weights, and the way back.",
+    "baselines": "Names for versions that stay within reach.",
+    "operations": "Work that is followed by an id instead of waited for.",
+    "weights": "Weights as the engine has them.",
+}
+"""What operations are sorted by."""
 
 _EVERYWHERE = (Code.UNAUTHORIZED, Code.BAD_HOST, Code.BAD_ORIGIN, Code.INTERNAL)
 _JSON_BODY = (
@@ -105,13 +120,13 @@ def problems(*codes: Code, statuses: dict[Code, int] | None = None) -> dict[int 
     for code in codes:
         status = (statuses or {}).get(code, STATUS[code][0])
         by_status.setdefault(status, []).append(code)
-    return {status: _problem_response(group) for status, group in sorted(by_status.items())}
+    return {status: _problem_response(group, status) for status, group in sorted(by_status.items())}
 
 
 def json_parameters(*, if_match: bool = False, prefer: bool = False) -> Json:
     """Request headers of a route that changes state, for `openapi_extra`."""
-    more = [*([_IF_MATCH] if if_match else []), *([_PREFER] if prefer else [])]
-    return {"parameters": [_IDEMPOTENCY_KEY, *more]}
+    more = [*([IF_MATCH] if if_match else []), *([PREFER] if prefer else [])]
+    return {"parameters": [IDEMPOTENCY_KEY, *more]}
 
 
 def upload_body(*, if_match: bool = False) -> Json:
@@ -122,27 +137,27 @@ def upload_body(*, if_match: bool = False) -> Json:
         "description": "A safetensors file.",
         "content": dict.fromkeys(UPLOAD_TYPES, binary),
     }
-    parameters = [*json_parameters(if_match=if_match)["parameters"], _CONTENT_DIGEST]
+    parameters = [*json_parameters(if_match=if_match)["parameters"], CONTENT_DIGEST]
     return {"requestBody": body, "parameters": parameters}
 
 
 def tagged(description: str, *, location: bool = False, status: int = 201) -> dict[int | str, Json]:
     """A 200 that carries the version as ETag, or another `status` that carries a Location."""
     if location:
-        return {status: {"description": description, "headers": {"Location": _LOCATION}}}
-    return {200: {"description": description, "headers": {"ETag": _ETAG}}}
+        return {status: {"description": description, "headers": {"Location": LOCATION}}}
+    return {200: {"description": description, "headers": {"ETag": ETAG}}}
 
 
 def accepted() -> dict[int | str, Json]:
     """A 202 that names an operation to follow, for those who prefer that."""
     description = "The operation to follow, if `Prefer: respond-async` was sent."
-    return {202: {"model": Operation, "description": description, "headers": {"Location": _LOCATION}}}
+    return {202: {"model": Operation, "description": description, "headers": {"Location": LOCATION}}}
 
 
 def binary_answer(description: str) -> dict[int | str, Json]:
     """A 200 whose body is a safetensors file of one version."""
     content = {SAFETENSORS: {"schema": {"type": "string", "format": "binary"}}}
-    return {200: {"description": description, "content": content, "headers": {"ETag": _ETAG}}}
+    return {200: {"description": description, "content": content, "headers": {"ETag": ETAG}}}
 
 
 def install(app: FastAPI) -> None:
@@ -158,6 +173,9 @@ def install(app: FastAPI) -> None:
 
 def _schema(app: FastAPI) -> Json:
     schema = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+    schema["info"]["license"] = {"name": "Apache 2.0", "identifier": "Apache-2.0"}
+    schema["servers"] = [{"url": "/", "description": "Where this document came from."}]
+    schema["tags"] = [{"name": name, "description": text} for name, text in TAGS.items()]
     components = schema.setdefault("components", {})
     components["schemas"]["Problem"] = Problem.model_json_schema(ref_template="#/components/schemas/{model}")
     components["schemas"].update(components["schemas"]["Problem"].pop("$defs", {}))
@@ -169,6 +187,7 @@ def _schema(app: FastAPI) -> Json:
         if isinstance(route, APIRoute):
             for method in route.methods:
                 _complete(schema["paths"][route.path_format][method.lower()], route, method)
+    _give_examples(schema)
     return schema
 
 
@@ -181,57 +200,55 @@ def _complete(operation: Json, route: APIRoute, method: str) -> None:
         codes = (*codes, *_JSON_BODY)
     elif route.dependant.query_params or route.dependant.path_params:
         codes = (*codes, Code.BAD_VALUE)
+    _name_body(operation)
     responses = operation["responses"]
     for status, response in problems(*codes).items():
-        known = responses.get(str(status))
-        named = _codes_of(known) if known else []
-        responses[str(status)] = _problem_response(
-            [*named, *(c for c in _codes_of(response) if c not in named)]
-        )
+        named = dict.fromkeys((*_codes_of(responses.get(str(status), {})), *_codes_of(response)))
+        responses[str(status)] = _problem_response(named, int(status))
     operation["responses"] = dict(sorted(responses.items()))
 
 
+def _name_body(operation: Json) -> None:
+    """A body that may be left out is no body, not `null`."""
+    for media in operation.get("requestBody", {}).get("content", {}).values():
+        match media["schema"]:
+            case {"anyOf": [{"$ref": reference}, {"type": "null"}]}:
+                media["schema"] = {"$ref": reference}
+
+
 def _codes_of(response: Json) -> list[Code]:
-    if MEDIA_TYPE not in response.get("content", {}):
-        return []  # FastAPI's own 422, which is never sent
-    restricted = response["content"][MEDIA_TYPE]["schema"]["allOf"][1]
-    return [Code(code) for code in restricted["properties"]["code"]["enum"]]
+    problem: Json = response.get("content", {}).get(MEDIA_TYPE, {})
+    return [Code(code) for code in problem.get("examples", ())]  # FastAPI's own 422, never sent, has none
 
 
-def _problem_response(codes: list[Code]) -> Json:
-    text = "; ".join(f"`{code}`: {STATUS[code][1]}" for code in codes)
-    headers = (
-        {"Retry-After": _RETRY_AFTER}
-        if {Code.BUSY, Code.IN_PROGRESS, Code.ENGINE_UNAVAILABLE} & set(codes)
-        else {}
-    )
-    schema = {
-        "allOf": [
-            {"$ref": "#/components/schemas/Problem"},
-            {
-                "type": "object",
-                "properties": {"code": {"type": "string", "enum": [str(code) for code in codes]}},
-            },
-        ]
-    }
-    response: Json = {"description": text, "content": {MEDIA_TYPE: {"schema": schema}}}
-    return {**response, "headers": headers} if headers else response
+def _problem_response(codes: Iterable[Code], status: int) -> Json:
+    """One model for all, so that generated clients have one; which codes it can have is told by examples."""
+    named = list(codes)
+    text = "; ".join(f"`{code}`: {STATUS[code][1]}" for code in named)
+    examples = {str(code): {"$ref": f"#/components/examples/{_example(code, status)}"} for code in named}
+    content = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}, "examples": examples}}
+    response: Json = {"description": text, "content": content}
+    if {Code.BUSY, Code.IN_PROGRESS, Code.ENGINE_UNAVAILABLE} & set(named):
+        response["headers"] = {"Retry-After": RETRY_AFTER}
+    return response
 
 
-def _header(name: str, description: str) -> Json:
-    return {
-        "name": name,
-        "in": "header",
-        "required": False,
-        "description": description,
-        "schema": {"type": "string"},
-    }
+def _example(code: Code, status: int) -> str:
+    return str(code) if STATUS[code][0] == status else f"{code}_{status}"
 
 
-_IDEMPOTENCY_KEY = _header("Idempotency-Key", "The same key and request again gets the first answer.")
-_IF_MATCH = _header("If-Match", 'Go on only if this is the current version, for example "7".')
-_PREFER = _header("Prefer", "respond-async: answer 202 with an operation to follow, and go on.")
-_CONTENT_DIGEST = _header("Content-Digest", "Checked if sent: sha-256=:BASE64:")
-_ETAG = {"description": "The version, in quotes.", "schema": {"type": "string"}}
-_LOCATION = {"description": "Where the new thing is.", "schema": {"type": "string"}}
-_RETRY_AFTER = {"description": "Seconds to wait before asking again.", "schema": {"type": "integer"}}
+def _give_examples(schema: Json) -> None:
+    """Examples beside every reference to a model, and those that the problems name."""
+    named: dict[str, Json] = {}
+    for operation in (one for methods in schema["paths"].values() for one in methods.values()):
+        answers = operation["responses"]
+        examples.give(
+            one["content"]
+            for one in (operation.get("requestBody", {}), *answers.values())
+            if "content" in one
+        )
+        for status, answer in answers.items():
+            for code in _codes_of(answer):
+                value = examples.problem(code, int(status))
+                named[_example(code, int(status))] = {"summary": STATUS[code][1], "value": value}
+    schema["components"]["examples"] = dict(sorted(named.items()))

@@ -6,7 +6,10 @@ from dataclasses import dataclass
 from schemas.problems import Code, ProblemError
 
 _TAG = re.compile(r'(W/)?"([\x21\x23-\x7e]*)"')
-_LIST = re.compile(rf"\s*{_TAG.pattern}(\s*,\s*{_TAG.pattern})*\s*")
+_TAGS = rf"{_TAG.pattern}(\s*,\s*{_TAG.pattern})*"
+_LIST = re.compile(rf"\s*{_TAGS}\s*")
+PATTERN = rf"^\s*(\*|{_TAGS})\s*$"
+"""What If-Match takes, as a regular expression of the OpenAPI document."""
 
 
 def etag(version: int) -> str:

@@ -2,19 +2,21 @@
 
 from typing import Annotated
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, WithJsonSchema
 
 
 class Input(BaseModel):
     """A body that a client sends: unknown fields are refused."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
 class Output(BaseModel):
     """A body that Graft answers with: clients must tolerate new fields."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(
+        frozen=True, use_attribute_docstrings=True, json_schema_serialization_defaults_required=True
+    )
 
 
 def _parse_version(value: object) -> object:
@@ -24,11 +26,16 @@ def _parse_version(value: object) -> object:
     return value
 
 
+_TEXT = {"type": "string", "pattern": "^[0-9]{1,18}$"}
+_NUMBER = {"type": "integer", "minimum": 0, "exclusiveMaximum": 10**18}
+
 Version = Annotated[
     int,
     BeforeValidator(_parse_version),
     Field(strict=True, ge=0, lt=10**18),
     PlainSerializer(str, return_type=str, when_used="json"),
+    WithJsonSchema(_TEXT, mode="serialization"),
+    WithJsonSchema({"anyOf": [_TEXT, _NUMBER]}, mode="validation"),
 ]
 """A weight version: decimal, only grows; a string in output, string or number in input."""
 

@@ -44,6 +44,7 @@ class FlightOptions(Input):
     """What a change does with requests that run."""
 
     in_flight: InFlight = InFlight.RECOMPUTE
+    """What happens to requests that run."""
     drain_timeout_s: Annotated[float, Field(gt=0, le=3600)] | None = None
     """How long `wait` waits for running requests to end; none: as the service is set."""
 
@@ -58,8 +59,11 @@ class TransactionOptions(FlightOptions):
     base_version: Version | None = None
     """Refuse to commit on any other version."""
     label: Label | None = None
+    """A text of the client's own, kept in the history."""
     expires_in_s: Seconds | None = None
+    """How long it stays open if it is not committed; none: as the service is set."""
     allow_nonfinite: bool = False
+    """Accept NaN and infinity among the values."""
 
 
 class ExpertOptions(Input):
@@ -182,7 +186,7 @@ class Transaction(Output):
     """Why it failed."""
 
 
-class Transactions(Output):
+class TransactionList(Output):
     """All transactions that are still remembered, oldest first."""
 
     transactions: tuple[Transaction, ...]

@@ -54,7 +54,7 @@ class CurrentVersion(VersionDetail):
     ledger: str
 
 
-class Versions(Output):
+class VersionList(Output):
     """The history, oldest first."""
 
     ledger: str
@@ -99,7 +99,7 @@ class Baseline(Output):
     created_at: datetime
 
 
-class Baselines(Output):
+class BaselineList(Output):
     """All baselines by name."""
 
     baselines: tuple[Baseline, ...]

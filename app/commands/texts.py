@@ -11,7 +11,7 @@ from schemas.model import CheckpointTensor, ModelInfo
 from schemas.operations import Operation
 from schemas.status import Model, Room, Status
 from schemas.transactions import Receipt, Transaction, Upload
-from schemas.versions import VersionDetail, VersionEntry, Versions
+from schemas.versions import VersionDetail, VersionEntry, VersionList
 
 
 def lines(*shown: str | None) -> str:
@@ -59,7 +59,7 @@ def tensors_table(tensors: Sequence[CheckpointTensor]) -> Table:
     return table
 
 
-def versions_table(versions: Versions) -> Table:
+def versions_table(versions: VersionList) -> Table:
     """The history; the current version is marked."""
     table = _table("version", "kind", "made", "on", "label", "back", "baselines")
     for one in versions.versions:

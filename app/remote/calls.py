@@ -19,19 +19,19 @@ from schemas.transactions import (
     Preparation,
     Receipt,
     Transaction,
+    TransactionList,
     TransactionOptions,
-    Transactions,
     Upload,
 )
 from schemas.versions import (
     Baseline,
+    BaselineList,
     BaselineRequest,
-    Baselines,
     CurrentVersion,
     ReloadRequest,
     RollbackRequest,
     VersionDetail,
-    Versions,
+    VersionList,
 )
 
 
@@ -74,9 +74,9 @@ def digests(prefix: str = "") -> Call[DigestsResult]:
     return _get("/v1/digests", DigestsResult, prefix=prefix)
 
 
-def versions() -> Call[Versions]:
+def versions() -> Call[VersionList]:
     """The history, oldest first."""
-    return _get("/v1/versions", Versions)
+    return _get("/v1/versions", VersionList)
 
 
 def version(number: int | str) -> Call[VersionDetail]:
@@ -89,9 +89,9 @@ def current() -> Call[CurrentVersion]:
     return _get("/v1/versions/current", CurrentVersion)
 
 
-def transactions() -> Call[Transactions]:
+def transactions() -> Call[TransactionList]:
     """All that are open, and the latest that have ended."""
-    return _get("/v1/transactions", Transactions)
+    return _get("/v1/transactions", TransactionList)
 
 
 def transaction_state(id: str) -> Call[Transaction]:
@@ -99,9 +99,9 @@ def transaction_state(id: str) -> Call[Transaction]:
     return _get(f"/v1/transactions/{_part(id)}", Transaction)
 
 
-def baselines() -> Call[Baselines]:
+def baselines() -> Call[BaselineList]:
     """All named versions."""
-    return _get("/v1/baselines", Baselines)
+    return _get("/v1/baselines", BaselineList)
 
 
 def operation(id: str) -> Call[Operation]:

@@ -1,29 +1,26 @@
 """Names for versions that stay within reach."""
 
-from typing import Annotated
-
-from fastapi import APIRouter, Path, Response
+from fastapi import APIRouter, Response
 
 from app.bodies import JsonRoute
 from app.ledger import BaselineRecord
 from app.openapi import UNREADY, json_parameters, problems
+from app.routes import names
 from app.service import ServiceDep
 from schemas.problems import Code
-from schemas.versions import Baseline, BaselineName, BaselineRequest, Baselines
+from schemas.versions import Baseline, BaselineList, BaselineRequest
 
 router = APIRouter(prefix="/v1/baselines", tags=["baselines"], route_class=JsonRoute)
 
-Name = Annotated[BaselineName, Path()]
 
-
-@router.get("", response_model=Baselines)
-async def list_baselines(service: ServiceDep) -> Baselines:
+@router.get("", response_model=BaselineList)
+async def list_baselines(service: ServiceDep) -> BaselineList:
     """All baselines by name."""
-    return Baselines(baselines=tuple(_view(record) for record in service.ledger.baselines()))
+    return BaselineList(baselines=tuple(_view(record) for record in service.ledger.baselines()))
 
 
 @router.get("/{name}", response_model=Baseline, responses=problems(Code.UNKNOWN_BASELINE))
-async def get_baseline(name: Name, service: ServiceDep) -> Baseline:
+async def get_baseline(name: names.Baseline, service: ServiceDep) -> Baseline:
     """The version that a name stands for."""
     return _view(service.ledger.baseline(name))
 
@@ -34,7 +31,9 @@ async def get_baseline(name: Name, service: ServiceDep) -> Baseline:
     openapi_extra=json_parameters(),
     responses=problems(Code.VERSION_NOT_HELD, Code.UNDO_BUDGET, Code.BLOB_BUDGET, Code.DISK_FULL, *UNREADY),
 )
-async def put_baseline(name: Name, service: ServiceDep, request: BaselineRequest | None = None) -> Baseline:
+async def put_baseline(
+    name: names.Baseline, service: ServiceDep, request: BaselineRequest | None = None
+) -> Baseline:
     """Name a version, else the current one: what rolling back to it needs is kept until the name goes."""
     service.link.require_writable()  # before the engine was met, nobody knows the current version
     asked = request.version if request else None
@@ -43,7 +42,7 @@ async def put_baseline(name: Name, service: ServiceDep, request: BaselineRequest
 
 
 @router.delete("/{name}", status_code=204, responses=problems(Code.UNKNOWN_BASELINE))
-async def delete_baseline(name: Name, service: ServiceDep) -> Response:
+async def delete_baseline(name: names.Baseline, service: ServiceDep) -> Response:
     """Let the name go; its version stays in the history."""
     await service.baselines.delete(name)
     return Response(status_code=204)

@@ -6,6 +6,7 @@ from fastapi import APIRouter, Path, Response
 
 from app.bodies import JsonRoute
 from app.openapi import json_parameters, problems, tagged
+from app.routes.names import OperationId
 from app.service import ServiceDep
 from schemas import operations as wire
 from schemas.base import Version
@@ -51,6 +52,6 @@ async def export_version(
     response_model=wire.Operation,
     responses=problems(Code.UNKNOWN_OPERATION, Code.OPERATION_STATE),
 )
-async def cancel_operation(id: str, service: ServiceDep) -> wire.Operation:
+async def cancel_operation(id: OperationId, service: ServiceDep) -> wire.Operation:
     """Cancel an export and wait until nothing is left of it. One that has ended stays as it is."""
     return await service.exports.cancel(id)

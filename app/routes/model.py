@@ -30,7 +30,7 @@ async def tensors(
     service: ServiceDep,
     prefix: Annotated[str, Query(description="Only names that start like this.")] = "",
     after: Annotated[str, Query(description="Continue after this name.")] = "",
-    limit: Annotated[int, Query(ge=1, le=1000)] = 200,
+    limit: Annotated[int, Query(ge=1, le=1000, description="How many at most.")] = 200,
 ) -> TensorPage:
     """Checkpoint tensors by name, with dtype, shape and treatment."""
     found = service.link.require().catalogue.tensors(prefix, after)

@@ -8,6 +8,7 @@ from starlette.responses import JSONResponse
 
 from app.bodies import JsonRoute
 from app.openapi import problems
+from app.routes.names import OperationId
 from app.service import ServiceDep
 from schemas import operations as wire
 from schemas.problems import Code
@@ -19,7 +20,7 @@ _RESPOND_ASYNC = re.compile(r"(^|[,;])\s*respond-async\s*($|[,;=])", re.IGNORECA
 
 
 @router.get("/{id}", response_model=wire.Operation, responses=problems(Code.UNKNOWN_OPERATION))
-async def get_operation(id: str, service: ServiceDep) -> wire.Operation:
+async def get_operation(id: OperationId, service: ServiceDep) -> wire.Operation:
     """Whether it still runs, its receipt once it is done, and why it failed if it did."""
     return service.operations.get(id)
 

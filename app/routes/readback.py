@@ -3,16 +3,16 @@
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Sequence
-from typing import BinaryIO
+from typing import Annotated, BinaryIO
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Query, Response
 from fastapi.responses import StreamingResponse
 
 from app.openapi import SAFETENSORS, binary_answer, problems
 from app.preconditions import etag
 from app.problems import respond
+from app.routes.names import Expert, Layer, Tensor
 from app.service import Service, ServiceDep
-from schemas.base import Ordinal
 from schemas.bridge import DigestsResult, ReadTensor
 from schemas.problems import Code, ProblemError
 
@@ -28,7 +28,7 @@ _READ = (Code.ENGINE_UNAVAILABLE, Code.BUSY, Code.TENSOR_UNSUPPORTED, Code.DISK_
     responses=binary_answer("The expert's tensors under their short names.")
     | problems(Code.UNKNOWN_EXPERT, *_READ),
 )
-async def read_expert(layer: Ordinal, expert: Ordinal, service: ServiceDep) -> Response:
+async def read_expert(layer: Layer, expert: Expert, service: ServiceDep) -> Response:
     """One expert as an upload would have it, all of one version."""
     slots = service.link.require().catalogue.experts(layer, expert).slots
     wanted = [
@@ -44,7 +44,7 @@ async def read_expert(layer: Ordinal, expert: Ordinal, service: ServiceDep) -> R
     responses=binary_answer("The tensor under its checkpoint name.")
     | problems(Code.UNKNOWN_TENSOR, *_READ, statuses={Code.UNKNOWN_TENSOR: 404}),
 )
-async def read_tensor(name: str, service: ServiceDep) -> Response:
+async def read_tensor(name: Tensor, service: ServiceDep) -> Response:
     """One checkpoint tensor."""
     try:
         tensor = service.link.require().catalogue.resolve(name)
@@ -56,7 +56,10 @@ async def read_tensor(name: str, service: ServiceDep) -> Response:
 
 
 @router.get("/digests", response_model=DigestsResult, responses=problems(Code.ENGINE_UNAVAILABLE, Code.BUSY))
-async def digests(service: ServiceDep, prefix: str = "") -> DigestsResult:
+async def read_digests(
+    service: ServiceDep,
+    prefix: Annotated[str, Query(description="Only runtime tensors whose names start like this.")] = "",
+) -> DigestsResult:
     """Digests of runtime tensors per rank; they depend on the weights alone."""
     service.link.require()
     return await service.client.digests(prefix)

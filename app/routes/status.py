@@ -33,7 +33,9 @@ async def status(service: ServiceDep) -> Status:
 @router.get(
     "/metrics",
     response_class=Response,
-    responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
+    responses={
+        200: {"content": {"text/plain": {"schema": {"type": "string"}, "example": "graft_version 7.0\n"}}}
+    },
 )
 async def metrics(service: ServiceDep) -> Response:
     """The Prometheus text format."""

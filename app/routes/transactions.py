@@ -8,6 +8,7 @@ from app.bodies import JsonRoute, TicketDep
 from app.openapi import COMMIT, accepted, json_parameters, problems, tagged
 from app.operations import Asker
 from app.preconditions import check_base, etag, parse_if_match
+from app.routes.names import TransactionId
 from app.routes.operations import Prefer, followed, wants_async
 from app.service import ServiceDep
 from app.transactions import IDLE, preparation
@@ -41,14 +42,14 @@ async def open_transaction(
     return transaction.view()
 
 
-@router.get("", response_model=wire.Transactions)
-async def list_transactions(service: ServiceDep) -> wire.Transactions:
+@router.get("", response_model=wire.TransactionList)
+async def list_transactions(service: ServiceDep) -> wire.TransactionList:
     """All that are open, and the latest that have ended; oldest first."""
-    return wire.Transactions(transactions=tuple(one.view() for one in service.transactions.all()))
+    return wire.TransactionList(transactions=tuple(one.view() for one in service.transactions.all()))
 
 
 @router.get("/{id}", response_model=wire.Transaction, responses=problems(Code.UNKNOWN_TRANSACTION))
-async def get_transaction(id: str, service: ServiceDep) -> wire.Transaction:
+async def get_transaction(id: TransactionId, service: ServiceDep) -> wire.Transaction:
     """State, uploads in the order of application, and the receipt once there is one."""
     return service.transactions.get(id).view()
 
@@ -58,7 +59,7 @@ async def get_transaction(id: str, service: ServiceDep) -> wire.Transaction:
     response_model=wire.Transaction,
     responses=problems(Code.UNKNOWN_TRANSACTION, Code.TRANSACTION_STATE, Code.TRANSACTION_EXPIRED),
 )
-async def abort_transaction(id: str, service: ServiceDep) -> wire.Transaction:
+async def abort_transaction(id: TransactionId, service: ServiceDep) -> wire.Transaction:
     """Abort: what was staged is dropped, here and on the engine. Aborting again does no harm."""
     transaction = service.transactions.get(id)
     if transaction.state is not State.ABORTED:
@@ -74,7 +75,7 @@ async def abort_transaction(id: str, service: ServiceDep) -> wire.Transaction:
     responses=problems(Code.UNKNOWN_TRANSACTION, *COMMIT),
 )
 async def prepare_transaction(
-    id: str, service: ServiceDep, nothing: Nothing | None = None
+    id: TransactionId, service: ServiceDep, nothing: Nothing | None = None
 ) -> wire.Preparation:
     """Phase one on every rank while the engine serves; kept until commit, abort or an upload."""
     return preparation(await service.changes.prepare(service.transactions.get(id)))
@@ -87,7 +88,7 @@ async def prepare_transaction(
     responses=tagged("What was done.") | accepted() | problems(Code.UNKNOWN_TRANSACTION, *COMMIT),
 )
 async def commit_transaction(
-    id: str,
+    id: TransactionId,
     service: ServiceDep,
     response: Response,
     ticket: TicketDep,

@@ -8,9 +8,9 @@ from app.bodies import UploadRoute
 from app.intake import BatchBody, ExpertBody, Intake
 from app.openapi import COMMIT, problems, tagged, upload_body
 from app.preconditions import parse_if_match
+from app.routes.names import Expert, Layer, TransactionId
 from app.routes.transactions import IfMatch
 from app.service import ServiceDep
-from schemas.base import Ordinal
 from schemas.problems import Code
 from schemas.transactions import ExpertOptions, OneShotExpertOptions, Receipt, TransactionOptions, Upload
 
@@ -26,9 +26,9 @@ _INTO = (Code.STATE_UNKNOWN, Code.UNKNOWN_TRANSACTION, Code.TRANSACTION_STATE, C
     responses=problems(*_INTO, Code.UNKNOWN_EXPERT),
 )
 async def put_expert(
-    id: str,
-    layer: Ordinal,
-    expert: Ordinal,
+    id: TransactionId,
+    layer: Layer,
+    expert: Expert,
     request: Request,
     service: ServiceDep,
     options: Annotated[ExpertOptions, Query()],
@@ -43,7 +43,7 @@ async def put_expert(
     openapi_extra=upload_body(),
     responses=problems(*_INTO),
 )
-async def post_patches(id: str, request: Request, service: ServiceDep) -> Response:
+async def post_patches(id: TransactionId, request: Request, service: ServiceDep) -> Response:
     """Stage a patch batch, or a plain safetensors file whose tensors replace those of the same name."""
     return await Intake(service, request, BatchBody()).into(id)
 
@@ -55,8 +55,8 @@ async def post_patches(id: str, request: Request, service: ServiceDep) -> Respon
     responses=tagged("What was done.") | problems(*COMMIT, Code.UNKNOWN_EXPERT),
 )
 async def put_expert_now(
-    layer: Ordinal,
-    expert: Ordinal,
+    layer: Layer,
+    expert: Expert,
     request: Request,
     service: ServiceDep,
     options: Annotated[OneShotExpertOptions, Query()],

@@ -21,12 +21,12 @@ from schemas.transactions import Receipt
 router = APIRouter(prefix="/v1", tags=["versions"], route_class=JsonRoute)
 
 
-@router.get("/versions", response_model=wire.Versions)
-async def list_versions(service: ServiceDep) -> wire.Versions:
+@router.get("/versions", response_model=wire.VersionList)
+async def list_versions(service: ServiceDep) -> wire.VersionList:
     """The history, oldest first, and what of it can be rolled back to."""
     ledger = service.ledger
     entries = tuple(wire.VersionEntry(**_entry(ledger, record)) for record in ledger.records())
-    return wire.Versions(ledger=ledger.id, current=ledger.current.version, versions=entries)
+    return wire.VersionList(ledger=ledger.id, current=ledger.current.version, versions=entries)
 
 
 @router.get(
