@@ -11,7 +11,6 @@ from prometheus_client import (
     Histogram,
     Info,
     ProcessCollector,
-    disable_created_metrics,
     generate_latest,
 )
 
@@ -45,7 +44,6 @@ class Metrics:
     """Counts as things happen; gauges are set when they are asked for."""
 
     def __init__(self) -> None:
-        disable_created_metrics()  # type: ignore[no-untyped-call]  # times of birth, one more line for each
         self.registry = CollectorRegistry()
         self._changes = self._counter(
             "changes",
@@ -83,7 +81,8 @@ class Metrics:
         for code in Code:
             self._refusals.labels(code)
         for kind in ("commit", "rollback", "reload"):
-            self._changes.labels(kind, DONE)
+            for end in (DONE, Code.PREPARE_FAILED, Code.COMMIT_UNDONE, Code.STATE_UNKNOWN):
+                self._changes.labels(kind, end)
         for upload in UploadKind:
             self._uploads.labels(upload)
 
