@@ -7,9 +7,12 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 import httpx
 import pytest
@@ -24,12 +27,23 @@ UID = 1000
 TOKEN, SECRET = "token-of-clients", "secret-of-engines"
 
 
+@contextmanager
+def _open_folder() -> Iterator[Path]:
+    """A folder that other users can enter, as pytest's own can not be."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
 @pytest.fixture(scope="module")
-def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with what the Dockerfile copies, and an environment in which that is installed."""
-    folder = tmp_path_factory.mktemp("image")
-    for path in (folder, *folder.parents[:2]):
-        path.chmod(0o755)  # the user is another one
+def image() -> Iterator[Path]:
+    """A folder with an environment in which what the Dockerfile copies is installed."""
+    with _open_folder() as folder:
+        _install(folder)
+        yield folder
+
+
+def _install(folder: Path) -> None:
     stages = (ROOT / "Dockerfile").read_text().partition("AS admin")[0]
     copied = re.findall(r"^COPY (.*) (\S+)$", stages, re.M)
     for sources, target in copied:
@@ -44,7 +58,6 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run(["/usr/bin/python3", "-m", "venv", "--without-pip", folder / "venv"], check=True)
     subprocess.run([*_pip(folder), "install", "-q", folder / "source"], check=True, env=_plain())
     shutil.rmtree(folder / "source")  # installed is installed
-    return folder
 
 
 def _pip(image: Path) -> list[str]:
@@ -58,9 +71,10 @@ def _plain() -> dict[str, str]:
 class Container:
     """The processes of the `graft-cpu` service, and a fake engine, as the user of the image."""
 
-    def __init__(self, image: Path, folder: Path, ports: tuple[int, int]) -> None:
+    def __init__(self, image: Path, folder: Path, log: BinaryIO, ports: tuple[int, int]) -> None:
         self.service = composed()["services"]["graft-cpu"]
         self.folder = folder
+        self.log = log
         self._image = image
         self._engine, self._admin = ports
         (folder / "state").mkdir(mode=0o700)
@@ -71,7 +85,6 @@ class Container:
             for path in (folder, *folder.iterdir()):
                 os.chown(path, UID, UID)
             folder.chmod(0o755)
-        self.log = (folder.parent / "log").open("w+b")
 
     @property
     def url(self) -> str:
@@ -109,13 +122,9 @@ class Container:
 
 @pytest.fixture
 def container(image: Path, tmp_path: Path, free_port: int) -> Iterator[Container]:
-    """The service, ready to be started; whatever it left running is ended."""
-    for path in (tmp_path, *tmp_path.parents[:2]):
-        path.chmod(0o755)
-    (tmp_path / "container").mkdir()
-    made = Container(image, tmp_path / "container", (free_port, _another(free_port)))
-    with made.log:
-        yield made
+    """The service, ready to be started."""
+    with _open_folder() as folder, (tmp_path / "log").open("w+b") as log:
+        yield Container(image, folder, log, (free_port, _another(free_port)))
 
 
 def _another(port: int) -> int:
@@ -127,14 +136,14 @@ def _ended(process: "subprocess.Popen[bytes]", within_s: float) -> int:
     return process.wait(within_s)
 
 
-def _wait_healthy(container: Container) -> None:
-    """As Docker does: run the service's health check until it succeeds."""
+def _wait_healthy(container: Container, admin: "subprocess.Popen[bytes]") -> None:
+    """As Docker does: run the service's health check until it succeeds, or the service has ended."""
     kind, program, *arguments = container.service["healthcheck"]["test"]
     assert (kind, program) == ("CMD", "graft")
-    for _ in range(60):
+    until = time.monotonic() + 60
+    while admin.poll() is None and time.monotonic() < until:
         if container.start(arguments).wait(30) == 0:
             return
-        time.sleep(0.2)
     container.log.seek(0)
     raise AssertionError(container.log.read().decode())
 
@@ -154,7 +163,7 @@ def test_the_service_runs_as_its_user_attached_to_an_engine(container: Container
     """
     engine, admin = container.start_engine(), container.start(container.service["command"])
     try:
-        _wait_healthy(container)
+        _wait_healthy(container, admin)
         if os.geteuid() == 0:
             status = Path(f"/proc/{admin.pid}/status").read_text()
             assert re.search(rf"^Uid:\s+{UID}\s+{UID}\s+{UID}", status, re.M)
@@ -177,14 +186,14 @@ def test_a_restarted_service_goes_on_from_its_volume(container: Container) -> No
     """The state folder is all that lasts: the next container has the version, and so gets the next engine."""
     engine, admin = container.start_engine(), container.start(container.service["command"])
     try:
-        _wait_healthy(container)
+        _wait_healthy(container, admin)
         container.call("PUT", "/v1/experts/0/0", content=expert_body(1))
         digests = [rank["tensors"] for rank in container.call("GET", "/v1/digests").json()["ranks"]]
         for process in (admin, engine):
             process.kill()
             process.wait()
         engine, admin = container.start_engine(), container.start(container.service["command"])
-        _wait_healthy(container)
+        _wait_healthy(container, admin)
         assert container.call("GET", "/v1/versions/current").json()["version"] == "1"
         assert [r["tensors"] for r in container.call("GET", "/v1/digests").json()["ranks"]] == digests
     finally:
