@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help system setup install demo serve quick test test-all nvidia setup-gpu test-gpu crash check format clean
+.PHONY: help system tools setup install demo serve quick test test-all nvidia setup-gpu test-gpu crash check format clean
 
 PYTHON ?= python3
 DEMO := .graft/demo-model
@@ -32,8 +32,20 @@ system:  ## install what is missing from Debian
 	[ -e "$$($(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h" ] || need python3-dev; \
 	command -v g++ >/dev/null || need g++; \
 	command -v curl >/dev/null || need curl; \
-	command -v docker-compose >/dev/null || need docker-compose; \
 	/sbin/ldconfig -p | grep -q 'libnuma\.so\.1 ' || need libnuma1; \
+	if [ -n "$$missing" ]; then \
+		echo "installing from Debian:$$missing"; \
+		$(APT) update -qq && $(APT) install -qq -y --no-install-recommends $$missing </dev/null; \
+	fi
+
+tools:  ## install from Debian what only the tests of deploy/ and docker-compose.yml run
+	@PATH="$$PATH:/usr/sbin"; missing=""; \
+	need() { command -v "$$1" >/dev/null || missing="$$missing $$2"; }; \
+	need docker-compose docker-compose; \
+	need promtool prometheus; \
+	need nginx nginx-light; \
+	need openssl openssl; \
+	need /usr/bin/python3 python3; \
 	if [ -n "$$missing" ]; then \
 		echo "installing from Debian:$$missing"; \
 		$(APT) update -qq && $(APT) install -qq -y --no-install-recommends $$missing </dev/null; \
@@ -62,16 +74,16 @@ serve: setup  ## run admin (8001) and vLLM (8000); MODEL=folder, ARGS= for graft
 	exec $(BIN)/graft serve "$(MODEL)" $(ARGS) -- $(VLLM_ARGS)
 
 QUICK := -m "not big and not slow and not vllm and not long"
-quick: setup  ## the tests that need no engine, in two halves at once
+quick: setup tools  ## the tests that need no engine, in two halves at once
 	@$(BIN)/python -m pytest -q tests/app $(QUICK) & half=$$!; status=0; \
 	$(BIN)/python -m pytest -q tests --ignore=tests/e2e --ignore=tests/app $(QUICK) || status=$$?; \
 	wait $$half && exit $$status
 
-test: setup  ## every test: the quick ones, then those on a real engine
+test: setup tools  ## every test: the quick ones, then those on a real engine
 	$(BIN)/python -m pytest tests --ignore=tests/e2e -m "not long"
 	$(BIN)/python -m pytest tests/e2e -m "not long"
 
-test-all: setup  ## also what takes longer: every layout on both toys
+test-all: setup tools  ## also what takes longer: every layout on both toys
 	$(BIN)/python -m pytest tests
 
 nvidia:

@@ -95,11 +95,7 @@ def test_volumes_and_selectors_lead_somewhere(pod: dict[str, Any], containers: d
     volumes = {one["name"]: one for one in pod["volumes"]}
     mounted = {mount["name"] for one in containers.values() for mount in one["volumeMounts"]}
     assert mounted == set(volumes)
-    claimed = {
-        one["persistentVolumeClaim"]["claimName"]
-        for one in pod["volumes"]
-        if len(one) == 2 and "persistentVolumeClaim" in one
-    }
+    claims = [one["persistentVolumeClaim"] for one in pod["volumes"] if "persistentVolumeClaim" in one]
     assert {claim["claimName"] for claim in claims} == set(_named("PersistentVolumeClaim"))
     labels = _named("StatefulSet")["graft"]["spec"]["template"]["metadata"]["labels"]
     ports = {port["name"] for one in containers.values() for port in one["ports"]}
