@@ -38,7 +38,7 @@ async def test_an_engine_that_is_elsewhere_is_refused(
     async with running(tmp_path, ranks=2) as admin:
         for seed in (1, 2):
             await admin.commit(seed=seed)
-        while not await admin.service._digests.known(admin.service.link.require(), 2):
+        while not await admin.service._digests.known(admin.service.link.require(), 2):  # noqa: ASYNC110
             await asyncio.sleep(0.01)  # they are recorded in the background
         engine = admin.engine
     meddle(engine)

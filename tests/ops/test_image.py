@@ -95,7 +95,18 @@ class Container:
         text = text.replace("/run/secrets", str(self.folder))
         return text.replace("http://engine:8000", f"http://127.0.0.1:{self._engine}")
 
-    def start(self, command: list[str]) -> "subprocess.Popen[bytes]":
+    def start(self) -> "subprocess.Popen[bytes]":
+        """The service."""
+        return self._graft(self.service["command"], self.log)
+
+    @property
+    def healthy(self) -> bool:
+        """What the service's health check finds."""
+        kind, program, *arguments = self.service["healthcheck"]["test"]
+        assert (kind, program) == ("CMD", "graft")
+        return self._graft(arguments, subprocess.DEVNULL).wait(30) == 0
+
+    def _graft(self, command: list[str], output: BinaryIO | int) -> "subprocess.Popen[bytes]":
         """Run `graft` with the service's environment as the image's user, in a folder it can't write to."""
         given = {name: self._here(value) for name, value in self.service["environment"].items()}
         env = {
@@ -108,7 +119,7 @@ class Container:
         }
         program = [str(self._image / "venv" / "bin" / "graft"), *map(self._here, command)]
         user = {"user": UID, "group": UID, "extra_groups": []} if os.geteuid() == 0 else {}
-        return subprocess.Popen(program, env=env, cwd="/", stdout=self.log, stderr=self.log, **user)  # type: ignore[call-overload, no-any-return]
+        return subprocess.Popen(program, env=env, cwd="/", stdout=output, stderr=output, **user)  # type: ignore[call-overload, no-any-return]
 
     def start_engine(self) -> "subprocess.Popen[bytes]":
         """The fake engine; it reads uploads from the state folder, as vLLM does."""
@@ -138,14 +149,11 @@ def _ended(process: "subprocess.Popen[bytes]", within_s: float) -> int:
 
 def _wait_healthy(container: Container, admin: "subprocess.Popen[bytes]") -> None:
     """As Docker does: run the service's health check until it succeeds, or the service has ended."""
-    kind, program, *arguments = container.service["healthcheck"]["test"]
-    assert (kind, program) == ("CMD", "graft")
     until = time.monotonic() + 60
     while admin.poll() is None and time.monotonic() < until:
-        if container.start(arguments).wait(30) == 0:
+        if container.healthy:
             return
-    container.log.seek(0)
-    raise AssertionError(container.log.read().decode())
+    raise AssertionError(_log_of(container))
 
 
 def test_the_image_holds_no_torch_and_no_vllm(image: Path) -> None:
@@ -161,7 +169,7 @@ def test_the_service_runs_as_its_user_attached_to_an_engine(container: Container
 
     The log is JSON from the first line to the last and holds neither token nor secret.
     """
-    engine, admin = container.start_engine(), container.start(container.service["command"])
+    engine, admin = container.start_engine(), container.start()
     try:
         _wait_healthy(container, admin)
         if os.geteuid() == 0:
@@ -172,7 +180,7 @@ def test_the_service_runs_as_its_user_attached_to_an_engine(container: Container
         assert put.json()["version"] == "1", put.text
         assert _ended(admin, seconds(container.service["stop_grace_period"])) == 0
         log = _log_of(container)
-        lines = [json.loads(line) for line in log.splitlines() if not line.startswith('{"status":')]
+        lines = [json.loads(line) for line in log.splitlines()]
         assert any(line["message"].startswith("admin: ") for line in lines)
         assert any(line.get("path") == "/v1/experts/0/0" and line["status"] == 200 for line in lines)
         assert TOKEN not in log and SECRET not in log
@@ -184,7 +192,7 @@ def test_the_service_runs_as_its_user_attached_to_an_engine(container: Container
 
 def test_a_restarted_service_goes_on_from_its_volume(container: Container) -> None:
     """The state folder is all that lasts: the next container has the version, and so gets the next engine."""
-    engine, admin = container.start_engine(), container.start(container.service["command"])
+    engine, admin = container.start_engine(), container.start()
     try:
         _wait_healthy(container, admin)
         container.call("PUT", "/v1/experts/0/0", content=expert_body(1))
@@ -192,7 +200,7 @@ def test_a_restarted_service_goes_on_from_its_volume(container: Container) -> No
         for process in (admin, engine):
             process.kill()
             process.wait()
-        engine, admin = container.start_engine(), container.start(container.service["command"])
+        engine, admin = container.start_engine(), container.start()
         _wait_healthy(container, admin)
         assert container.call("GET", "/v1/versions/current").json()["version"] == "1"
         assert [r["tensors"] for r in container.call("GET", "/v1/digests").json()["ranks"]] == digests
