@@ -3,8 +3,8 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help system setup install demo serve quick system-clients clients test test-all nvidia setup-gpu test-gpu \
-	crash bench system-bench check format clean
+.PHONY: help system tools setup install demo serve quick clients test test-all nvidia setup-gpu test-gpu \
+	crash bench check format clean
 
 PYTHON ?= python3
 DEMO := .graft/demo-model
@@ -33,8 +33,23 @@ system:  ## install what is missing from Debian
 	[ -e "$$($(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h" ] || need python3-dev; \
 	command -v g++ >/dev/null || need g++; \
 	command -v curl >/dev/null || need curl; \
-	command -v docker-compose >/dev/null || need docker-compose; \
 	/sbin/ldconfig -p | grep -q 'libnuma\.so\.1 ' || need libnuma1; \
+	if [ -n "$$missing" ]; then \
+		echo "installing from Debian:$$missing"; \
+		$(APT) update -qq && $(APT) install -qq -y --no-install-recommends $$missing </dev/null; \
+	fi
+
+tools:  ## install from Debian what only tests and benchmarks run
+	@PATH="$$PATH:/usr/sbin"; missing=""; \
+	need() { command -v "$$1" >/dev/null || missing="$$missing $$2"; }; \
+	need docker-compose docker-compose; \
+	need promtool prometheus; \
+	need nginx nginx; \
+	need b3sum b3sum; \
+	need node nodejs; \
+	need npm npm; \
+	need openssl openssl; \
+	need /usr/bin/python3 python3; \
 	if [ -n "$$missing" ]; then \
 		echo "installing from Debian:$$missing"; \
 		$(APT) update -qq && $(APT) install -qq -y --no-install-recommends $$missing </dev/null; \
@@ -63,25 +78,16 @@ serve: setup  ## run admin (8001) and vLLM (8000); MODEL=folder, ARGS= for graft
 	exec $(BIN)/graft serve "$(MODEL)" $(ARGS) -- $(VLLM_ARGS)
 
 QUICK := -m "not big and not slow and not vllm and not long"
-quick: setup  ## the tests that need no engine, in two halves at once
+quick: setup tools  ## the tests that need no engine, in two halves at once
 	@$(BIN)/python -m pytest -q tests/app $(QUICK) & half=$$!; status=0; \
 	$(BIN)/python -m pytest -q tests --ignore=tests/e2e --ignore=tests/app $(QUICK) || status=$$?; \
 	wait $$half && exit $$status
-
-system-clients:
-	@missing=""; \
-	command -v node >/dev/null || missing="$$missing nodejs"; \
-	command -v npm >/dev/null || missing="$$missing npm"; \
-	if [ -n "$$missing" ]; then \
-		echo "installing from Debian:$$missing"; \
-		$(APT) update -qq && $(APT) install -qq -y --no-install-recommends $$missing </dev/null; \
-	fi
 
 # Generators of clients, for the tests: apart from .venv, as openapi-python-client wants an older typer.
 CLIENTS := tests/clients
 CLIENTS_STAMP := .venv-clients/graft-clients
 CLIENTS_KEY = $(shell (echo "$(CURDIR)"; cat $(CLIENTS)/requirements.txt $(CLIENTS)/package-lock.json) | sha256sum | cut -c1-64)
-clients: system system-clients  ## the generators of clients and the linter of /openapi.json that tests run
+clients: system tools  ## the generators of clients and the linter of /openapi.json that tests run
 	@[ "$$(cat $(CLIENTS_STAMP) 2>/dev/null)" = "$(CLIENTS_KEY)" ] && [ -d $(CLIENTS)/node_modules ] || { \
 		echo "setting up the generators of clients: about a minute and 350 MB"; \
 		$(PYTHON) -m venv --clear .venv-clients && \
@@ -89,11 +95,11 @@ clients: system system-clients  ## the generators of clients and the linter of /
 		(cd $(CLIENTS) && npm ci --ignore-scripts --no-audit --no-fund --loglevel=error) && \
 		echo "$(CLIENTS_KEY)" > $(CLIENTS_STAMP); }
 
-test: setup clients  ## every test: the quick ones, then those on a real engine
+test: setup tools clients  ## every test: the quick ones, then those on a real engine
 	$(BIN)/python -m pytest tests --ignore=tests/e2e -m "not long"
 	$(BIN)/python -m pytest tests/e2e -m "not long"
 
-test-all: setup clients  ## also what takes longer: every layout on both toys
+test-all: setup tools clients  ## also what takes longer: every layout on both toys
 	$(BIN)/python -m pytest tests
 
 nvidia:
@@ -109,17 +115,8 @@ crash: setup  ## kill admin, engine or both at every durable step and bridge cal
 	$(BIN)/python -m tests.crash .crash/fake.jsonl
 	$(BIN)/python -m tests.crash --engine vllm .crash/vllm.jsonl
 
-system-bench:  ## install from Debian what rows are measured against
-	@missing=""; \
-	command -v nginx >/dev/null || [ -x /usr/sbin/nginx ] || missing="$$missing nginx"; \
-	command -v b3sum >/dev/null || missing="$$missing b3sum"; \
-	if [ -n "$$missing" ]; then \
-		echo "installing from Debian:$$missing"; \
-		$(APT) update -qq && $(APT) install -qq -y --no-install-recommends $$missing </dev/null; \
-	fi
-
 ROWS ?=
-bench: setup system-bench  ## measure side by side, in under 40 minutes, and write docs/benchmarks.md; ROWS= for some
+bench: setup tools  ## measure side by side, in under 40 minutes, and write docs/benchmarks.md; ROWS= for some
 	@$(BIN)/python -m benchmarks $(ROWS)
 
 check: setup  ## lint, format, types, import rules

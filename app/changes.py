@@ -1,6 +1,7 @@
 """From one version to the next: prepare, commit and rollback, one change at a time."""
 
 import asyncio
+import logging
 import secrets
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
@@ -13,6 +14,7 @@ from app.engine import EngineUnreachable
 from app.ledger import Ledger
 from app.lineage import compacted
 from app.link import EngineLink, undo_of
+from app.logs import bound, event
 from app.metrics import Metrics
 from app.operations import Asker
 from app.outcome import NotBegun, Work
@@ -29,6 +31,8 @@ from schemas.bridge import CommitResult, EngineState, StagedUpload
 from schemas.problems import Code, ProblemError
 from schemas.transactions import FlightOptions, Receipt, State
 from schemas.versions import ReloadRequest, VersionKind
+
+_log = logging.getLogger(__name__)
 
 _OVERTAKEN_S = 0.05
 """Pause before preparing again when another change came between."""
@@ -85,7 +89,8 @@ class Changes:
             transaction.require_content()
             state = await self._link.state()
             try:
-                return await self._prepared(transaction, current, state)
+                with bound(transaction=transaction.id):
+                    return await self._prepared(transaction, current, state)
             except ProblemError as error:
                 if error.code is not Code.VERSION_MOVED or not self._overtaken(current):
                     raise
@@ -93,7 +98,7 @@ class Changes:
 
     async def commit(self, transaction: Transaction, expected: Precondition, asker: Asker) -> Receipt:
         """All ranks or none; prepares first where that is needed."""
-        with self._exclusive(), self._metrics.change("commit"):
+        with self._exclusive(), self._told("commit", transaction=transaction.id):
             self._link.require_writable()
             transaction.require(IDLE)
             current = self._ledger.current.version
@@ -112,7 +117,7 @@ class Changes:
         self, target: int, expected: Precondition, flight: FlightOptions, asker: Asker
     ) -> Receipt:
         """A new version with the weights of `target`. Raises version_not_held and what a commit does."""
-        with self._exclusive(), self._metrics.change("rollback"):
+        with self._exclusive(), self._told("rollback", restores=target):
             self._link.require_writable()
             current = self._ledger.current.version
             expected.check(current)
@@ -123,7 +128,7 @@ class Changes:
                 work = Work(restore=self._ledger.nearest(target))
             else:
                 work = Work(uploads=await self._rewind.uploads(target, self._link.require()))
-            prepared = await outcome.prepare(self._link, _key(), current, work)
+            prepared = await self._phase_one(current, work)
             change = Change(
                 kind=VersionKind.ROLLBACK, version=self._ledger.next, base=current, restores=target
             )
@@ -138,13 +143,13 @@ class Changes:
         self, source: Source, request: ReloadRequest, expected: Precondition, asker: Asker
     ) -> Receipt:
         """A new version with the weights of `source`. Raises what a commit does, and bad_checkpoint."""
-        with self._exclusive(), self._metrics.change("reload"):
+        with self._exclusive(), self._told("reload"):
             self._link.require_writable()
             current = self._ledger.current.version
             expected.check(current)
             check_base(request.base_version, current)
             await self._state_at(current)
-            prepared = await outcome.prepare(self._link, _key(), current, Work(uploads=source.uploads))
+            prepared = await self._phase_one(current, Work(uploads=source.uploads))
             change = Change(
                 kind=VersionKind.RELOAD,
                 version=self._ledger.next,
@@ -163,8 +168,10 @@ class Changes:
     async def end(self, transaction: Transaction, state: State) -> None:
         """Abort or expire: nothing of it stays, here or on the engine."""
         transaction.move(state)
-        await self._discard(transaction)
-        await self._books.ended(transaction)
+        with bound(transaction=transaction.id):
+            event(_log, logging.INFO, "transaction ended", state=state)
+            await self._discard(transaction)
+            await self._books.ended(transaction)
 
     async def void(self, prepared: Prepared | None) -> None:
         """Let the engine drop prepared work that will not be committed."""
@@ -196,6 +203,22 @@ class Changes:
         self._ledger.learn_undo(undo_of(state))
         return state
 
+    @contextmanager
+    def _told(self, kind: str, **fields: object) -> Iterator[None]:
+        """Count a change and log how it ends; what is logged within carries `fields`."""
+        with bound(change=kind, **fields):
+            try:
+                with self._metrics.change(kind):
+                    yield
+            except ProblemError as error:
+                event(_log, logging.WARNING, "change refused", code=error.code, detail=error.detail)
+                raise
+
+    async def _phase_one(self, current: int, work: Work) -> Prepared:
+        prepared = await outcome.prepare(self._link, _key(), current, work)
+        self._metrics.prepared(prepared.result.prepare_ms)
+        return prepared
+
     def _require_blob_room(self, transaction: Transaction) -> None:
         """Raises blob_budget if the new version could not be kept."""
         before = self._ledger.lineage(self._ledger.current.version)
@@ -217,7 +240,7 @@ class Changes:
             # Durable together; a disk that is full shows here at the latest.
             await asyncio.to_thread(fsync_all, [one.file for one in transaction.uploads])
             work = Work(uploads=tuple(one.staged for one in transaction.uploads))
-            transaction.prepared = await outcome.prepare(self._link, _key(), current, work)
+            transaction.prepared = await self._phase_one(current, work)
         finally:
             transaction.move(State.OPEN if transaction.prepared is None else State.PREPARED)
         return transaction.prepared
@@ -313,7 +336,16 @@ class Changes:
             self._link.reconsider()
             raise
         self._digests.want()
-        self._metrics.paused(result.pause_ms + result.apply_ms + result.resume_ms)
+        self._metrics.changed(receipt)
+        event(
+            _log,
+            logging.INFO,
+            "version",
+            version=receipt.version,
+            tensors=receipt.tensors,
+            nbytes=receipt.nbytes.written,
+            timing=receipt.timing.model_dump(),
+        )
         return receipt
 
     async def _note_failure(self, intent: Intent, state: State, error: ProblemError) -> None:

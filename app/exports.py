@@ -11,6 +11,7 @@ from app.export import Export, Plan
 from app.ledger import Ledger
 from app.lineage import tensors_between
 from app.link import EngineLink
+from app.logs import bound, event
 from app.operations import Operations
 from app.problems import as_problem
 from app.reload import served_folder
@@ -106,15 +107,18 @@ class Exports:
 
         state, problem = OperationState.DONE, None
         try:
-            await Export(
-                self._client, plan, lambda seen, shard: self._right(version, seen, shard), report
-            ).run()
+            with bound(operation=plan.id):
+                await Export(
+                    self._client, plan, lambda seen, shard: self._right(version, seen, shard), report
+                ).run()
         except asyncio.CancelledError:
             state = OperationState.CANCELLED
         except Exception as error:  # noqa: BLE001 - whoever follows the operation is told, like any client
             if not isinstance(error, ProblemError):
                 _log.exception("export %s", plan.id)
             state, problem = OperationState.FAILED, as_problem(error).problem()
+        with bound(operation=plan.id):
+            event(_log, logging.INFO, "export ended", state=state, code=problem.code if problem else None)
         update = {"state": state, "ended_at": datetime.now(UTC), "problem": problem}
         try:
             await self._operations.end(self._operations.get(plan.id).model_copy(update=update))

@@ -1,6 +1,7 @@
 """The way of one upload: refused early, received, checked, put into a transaction."""
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -10,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from app.idempotency import key_of, ticket_of
+from app.logs import bound, event
 from app.operations import Asker
 from app.preconditions import Precondition, check_base, etag
 from app.records import Ticket
@@ -21,6 +23,8 @@ from loaders.staged import StagedFile
 from loaders.upload import CheckedUpload, check_batch, check_expert
 from schemas.problems import Code
 from schemas.transactions import State, TransactionOptions, Upload, UploadKind
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -84,7 +88,8 @@ class Intake:
 
         async def use(file: StagedFile, stack: AsyncExitStack, ticket: Ticket | None) -> Response:
             transaction = self._service.transactions.get(id)
-            upload = await self._add(transaction, file, stack)
+            with bound(transaction=transaction.id):
+                upload = await self._add(transaction, file, stack)
             return JSONResponse(upload.model_dump(mode="json"))
 
         return await self._run(refuse_early, use)
@@ -104,7 +109,8 @@ class Intake:
         async def use(file: StagedFile, stack: AsyncExitStack, ticket: Ticket | None) -> Response:
             transaction = await service.transactions.open(options)
             try:
-                await self._add(transaction, file, stack)
+                with bound(transaction=transaction.id):
+                    await self._add(transaction, file, stack)
                 receipt = await service.changes.commit(transaction, expected, Asker(ticket))
             finally:
                 if transaction.state in IDLE:
@@ -148,7 +154,10 @@ class Intake:
         voided = transaction.prepared
         upload, replaced = transaction.add(accepted)
         stack.pop_all()
-        service.metrics.uploaded(checked.kind, file.nbytes)
+        service.metrics.uploaded(checked.kind, file.nbytes, checked.density)
+        event(
+            _log, logging.INFO, "upload accepted", kind=checked.kind, nbytes=file.nbytes, blake3=file.blake3
+        )
         await service.staging.discard(replaced)
         await service.changes.void(voided)
         return upload

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from app.engine import EngineClient, EngineUnreachable
+from app.logs import event
 from app.settings import Settings
 from loaders.catalogue import Catalogue
 from schemas import bridge
@@ -218,6 +219,7 @@ class EngineLink:
         else:
             if self._engine is engine:  # else a request found out meanwhile that it is another one
                 self.refusal = None
+                event(_log, logging.INFO, "the engine is at the current version", ranks=engine.boots)
 
     def _refuse(self, error: ProblemError, boots: Mapping[int, str]) -> None:
         self.refusal, self._refused_boots = error, boots

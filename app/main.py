@@ -7,6 +7,7 @@ from fastapi import FastAPI
 
 from app import openapi, problems
 from app.access import Access
+from app.requests import Requests
 from app.routes import (
     baselines,
     exports,
@@ -47,6 +48,7 @@ def create_app(
     app.state.service = service
     app.add_middleware(Access, settings=service.settings, source=service)
     app.add_middleware(CloseUnread)
+    app.add_middleware(Requests, metrics=service.metrics)  # the last one is the outermost
     changing = (transactions, uploads, versions, baselines, reload, exports, operations)
     for part in (health, status, model, *changing, readback):
         app.include_router(part.router)

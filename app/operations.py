@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from app.journal import Journal
+from app.logs import bound
 from app.problems import as_problem
 from app.records import Ticket
 from app.tasks import Tasks
@@ -101,7 +102,8 @@ class Operations:
 
     async def _follow(self, id: str, run: Callable[[Asker], Awaitable[Receipt]]) -> None:
         try:
-            receipt = await run(Asker(operation=id))
+            with bound(operation=id):
+                receipt = await run(Asker(operation=id))
         except Exception as error:  # noqa: BLE001 - whoever follows the operation is told, like any client
             if not isinstance(error, ProblemError):
                 _log.exception("operation %s", id)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import signal
 import socket
 import sys
@@ -42,6 +43,8 @@ RESTART_PAUSE_S = 2
 """To wait before a start, for each of the latest restarts."""
 POLL_S = 0.5
 LOG_LINES = 30
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -85,8 +88,8 @@ class Foreground:
                 app,
                 http=BoundedHeads,
                 lifespan="off",  # it is run here, where its failure can be told in a line
-                log_level="warning",
-                access_log=False,
+                log_config=None,  # its loggers' lines go where all go
+                access_log=False,  # `app/requests.py` has a line for each request
                 server_header=False,
                 timeout_graceful_shutdown=ADMIN_GRACE_S,
             )
@@ -236,11 +239,9 @@ class Foreground:
         return f"not ready: {refusal.detail}" if refusal and refusal.code in hopeless else ""
 
     def _report_death(self, engine: ManagedEngine, status: int | None) -> None:
-        errors = Console(stderr=True, markup=False, highlight=False, soft_wrap=True)
         how = "" if status is None else f" with status {status}"
-        errors.print(f"the engine ended{how}; the end of {engine.command.log}:")
-        for line in last_lines(engine.command.log, LOG_LINES):
-            errors.print(f"  {line}")
+        lines = [f"the engine ended{how}; the end of {engine.command.log}:"]
+        _log.error("%s", "\n  ".join([*lines, *last_lines(engine.command.log, LOG_LINES)]))
 
     def _say(self, line: str) -> None:
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)

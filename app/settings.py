@@ -1,7 +1,8 @@
 """Every knob of the admin service, read from `GRAFT_…` variables."""
 
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import ByteSize, Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -12,6 +13,14 @@ GIB = 1024 * MIB
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Bytes = Annotated[ByteSize, Field(gt=0)]
+
+
+class LogFormat(StrEnum):
+    """How lines of the log are written; `auto`: text on a terminal, else JSON."""
+
+    AUTO = "auto"
+    JSON = "json"
+    TEXT = "text"
 
 
 class Settings(BaseSettings):
@@ -33,6 +42,10 @@ class Settings(BaseSettings):
     allowed_hosts: tuple[str, ...] = ()
     """Host names accepted beside the loopback ones; as JSON in the environment."""
     allowed_origins: tuple[str, ...] = ()
+
+    log_format: LogFormat = LogFormat.AUTO
+    """Of standard error. With `json`, what is said to a person on standard output goes there too."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     body_bytes: Bytes = ByteSize(16 * GIB)
     """Largest upload."""

@@ -1,5 +1,6 @@
 """Transactions: their states, what was uploaded into them, and who is still remembered."""
 
+import logging
 import secrets
 import time
 from collections.abc import Iterable
@@ -7,12 +8,15 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from app.journal import Journal
+from app.logs import event
 from app.settings import Settings
 from loaders.staged import StagedFile
 from schemas import transactions as wire
 from schemas.bridge import PrepareResult, StagedUpload
 from schemas.problems import Code, Problem, ProblemError
 from schemas.transactions import State, TransactionOptions
+
+_log = logging.getLogger(__name__)
 
 _MOVES: dict[State, frozenset[State]] = {
     State.OPEN: frozenset({State.PREPARING, State.ABORTED, State.EXPIRED}),
@@ -232,6 +236,7 @@ class Transactions:
             raise
         for one in forgotten:
             self._all.pop(one.id, None)
+        event(_log, logging.INFO, "transaction opened", transaction=transaction.id)
         return transaction
 
     async def note_end(self, transaction: Transaction) -> None:

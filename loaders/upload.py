@@ -28,6 +28,8 @@ class CheckedUpload:
     """Checkpoint tensors that are written to."""
     elements: int
     """Elements written, repeated ones counted as often as they are written."""
+    density: float
+    """Share of the elements of the tensors and slices it names that it writes; at most 1."""
     nbytes: int
     """Bytes of new values."""
     names: tuple[str, ...]
@@ -91,9 +93,15 @@ def _checked(staged: StagedFile, kind: Kind, drafts: Sequence[Draft], allow_nonf
         kind=kind,
         tensors=len(names),
         elements=sum(draft.values.numel for draft in drafts),
+        density=_density(drafts),
         nbytes=sum(draft.values.nbytes for draft in drafts),
         names=names,
     )
+
+
+def _density(drafts: Sequence[Draft]) -> float:
+    places = {(draft.place.tensor.name, draft.place.expert): draft.numel for draft in drafts}
+    return min(1.0, sum(draft.values.numel for draft in drafts) / sum(places.values()))
 
 
 def _draft_expert(header: Header, layout: ExpertLayout) -> list[Draft]:

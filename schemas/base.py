@@ -6,9 +6,11 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSeriali
 
 
 class Input(BaseModel):
-    """A body that a client sends: unknown fields are refused."""
+    """A body that a client sends: unknown fields are refused, and errors do not repeat what was sent."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, hide_input_in_errors=True, use_attribute_docstrings=True
+    )
 
 
 class Output(BaseModel):

@@ -9,6 +9,7 @@ from typing import IO, Annotated, NoReturn, cast
 
 import httpx
 import typer
+from prometheus_client import disable_created_metrics
 from pydantic import ValidationError
 from rich.console import Console
 
@@ -17,6 +18,7 @@ from app.commands.json_lines import JsonLines
 from app.commands.talk import AsJson
 from app.demo import DemoModelError, make_demo_model
 from app.listen import AddressError, url_of
+from app.logs import begin_logging, console_for
 from app.main import create_app
 from app.probe import ProbeError, run_probe, table
 from app.serve import Foreground, ManagedEngine
@@ -65,7 +67,6 @@ def serve(
 
     GRAFT_… variables set what has no option here.
     """
-    console = Console(file=cast(IO[str], JsonLines(sys.stdout))) if as_json else Console()
     given = {"host": host, "port": port, "state_dir": state_dir}
     if engine is not None:
         if model is not None:
@@ -73,7 +74,7 @@ def serve(
         if engine_secret_file is None:
             raise typer.BadParameter("--engine needs --engine-secret-file")
         settings = _settings(**given, engine_url=engine, engine_secret_file=engine_secret_file)
-        raise typer.Exit(_run(settings, None, console))
+        raise typer.Exit(_run(settings, None, as_json))
     if model is None:
         raise typer.BadParameter("give a MODEL to serve, or --engine to attach to")
     settings = _settings(**given, engine_url=url_of(engine_host, engine_port))
@@ -94,7 +95,7 @@ def serve(
         _refuse(str(error))
     record = state / "engine.json"
     managed = ManagedEngine(model, engine_host, engine_port, secret_file, record, command)
-    raise typer.Exit(_run(settings.model_copy(update={"engine_secret_file": secret_file}), managed, console))
+    raise typer.Exit(_run(settings.model_copy(update={"engine_secret_file": secret_file}), managed, as_json))
 
 
 def demo_model(
@@ -172,7 +173,11 @@ def _token(settings: Settings) -> str | None:
         _refuse(str(error))
 
 
-def _run(settings: Settings, engine: ManagedEngine | None, console: Console) -> int:
+def _run(settings: Settings, engine: ManagedEngine | None, as_json: bool) -> int:
+    begin_logging(settings)
+    # Else /metrics has one more line for each of its lines, for when that was first counted.
+    disable_created_metrics()  # type: ignore[no-untyped-call]
+    console = Console(file=cast(IO[str], JsonLines(sys.stdout))) if as_json else console_for(settings)
     if _token(settings) is None:
         said = f"no token is set: every process on this machine can change the weights ({settings.host})"
         console.print(said, markup=False, highlight=False, soft_wrap=True)

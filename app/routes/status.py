@@ -39,14 +39,23 @@ async def status(service: ServiceDep) -> Status:
 )
 async def metrics(service: ServiceDep) -> Response:
     """The Prometheus text format."""
+    settings, ledger, link = service.settings, service.ledger, service.link
+    records = ledger.records()
     gauges = {
-        "version": service.ledger.current.version,
+        "version": ledger.current.version,
+        "versions": len(records),
+        "versions_held": sum(ledger.held(record.version) for record in records),
         "open_transactions": len(service.transactions.live()),
         "staged_bytes": service.staging.budget.used,
+        "staged_budget_bytes": settings.staged_bytes,
         "undo_bytes": service.changes.undo.used,
-        "kept_bytes": service.blobs.used,
-        "engine_up": service.link.reachable,
-        "state_unknown": service.link.unknown,
+        "undo_budget_bytes": settings.undo_bytes,
+        "blob_bytes": service.blobs.used,
+        "blob_budget_bytes": settings.blob_bytes,
+        "engine_up": link.reachable,
+        "engine_silent_seconds": service.client.silent_s,
+        "writable": link.problem is None,
+        "state_unknown": link.unknown,
     }
     return Response(service.metrics.render(gauges), media_type=CONTENT_TYPE_LATEST)
 

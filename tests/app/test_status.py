@@ -94,7 +94,7 @@ async def test_metrics_count_by_outcome(tmp_path: Path) -> None:
             'graft_changes_total{code="commit_undone",kind="commit"} 1.0',
             'graft_changes_total{code="version_not_held",kind="rollback"} 1.0',
             'graft_uploads_total{kind="expert"} 2.0',
-            "graft_pause_seconds_count 1.0",
+            "graft_stall_seconds_count 1.0",
             "graft_version 1.0",
             "graft_engine_up 1.0",
         ):

@@ -482,7 +482,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--ranks", type=int, default=1)
-    parser.add_argument("--secret", type=lambda path: Path(path).read_text())
+    parser.add_argument("--secret", type=lambda path: Path(path).read_text().strip())
     parser.add_argument("--base", type=Path)
     given = parser.parse_args()
     engine = FakeEngine(given.ranks, given.secret, given.base)

@@ -49,7 +49,7 @@ def test_progress_is_said_in_plain_lines(loading: Served) -> None:
 
 def test_each_line_as_json(serve: Serve) -> None:
     """With --json, what a person would read is said in JSON objects, with their time."""
-    served = serve(SLOW, "m", "--engine-port", "0", "--json")
+    served = serve(SLOW, "m", "--engine-port", "0", "--json", GRAFT_LOG_LEVEL="error")
     served.wait_for("loading weights")
     said = [json.loads(line) for line in served.said.splitlines()]
     assert all(one.keys() == {"at", "text"} for one in said)
