@@ -115,6 +115,7 @@ class Settings(BaseSettings):
     sweep_s: Seconds = 1
     """How often expired transactions are looked for."""
     open_transactions: Annotated[int, Field(gt=0)] = 1000
+    """How many transactions may be open at once."""
     ended_transactions: Annotated[int, Field(gt=0)] = 1000
     """How many ended transactions stay readable."""
     idempotency_keys: Annotated[int, Field(gt=0)] = 10_000

@@ -12,10 +12,12 @@ Json = dict[str, Any]
 
 INTRODUCTION = """# API
 
-Made from `/openapi.json`, which a running service answers with; generators of clients take that. Bodies are JSON unless said
-otherwise. Ids and versions are strings in answers; versions are taken as strings or numbers.
+Made from `/openapi.json`, which a running service answers with; generators of clients take that. Bodies
+are JSON unless said otherwise. Ids and versions are strings in answers; versions are taken as strings or
+numbers.
 
-Every route can answer with the problems {everywhere}; they are not repeated below. [Errors](errors.md) says what each code means.
+Every route can answer with the problems {everywhere}; they are not repeated below. [Errors](errors.md)
+says what each code means.
 
 """
 PROBLEM = "application/problem+json"

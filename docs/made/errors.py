@@ -5,10 +5,11 @@ from schemas.problems import STATUS
 
 INTRODUCTION = """# Errors
 
-Refusals are `application/problem+json` (RFC 9457): `type`, `title`, `status`, `detail` and a stable `code`, with more members where
-a code has more to say, such as `errors` with a place for each, or `ranks`. `detail` is for people and may change its words; programs
-look at `code`. Nothing of what was refused is applied, and no version is used up. Which codes a route can answer with
-stands [there](api.md).
+Refusals are `application/problem+json` (RFC 9457): `type`, `title`, `status`, `detail` and a stable
+`code`, with more members where a code has more to say, such as `errors` with a place for each, or
+`ranks`. `detail` is for people and may change its words; programs look at `code`. Nothing of what was
+refused is applied, and no version is used up. Which codes a route can answer with stands
+[there](api.md).
 
 """
 

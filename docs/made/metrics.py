@@ -7,7 +7,7 @@ from docs.made.tables import table
 
 INTRODUCTION = """# Metrics
 
-`GET /metrics` has them in Prometheus's text format, with the usual ones of the Python process. A token is needed as everywhere else.
+`GET /metrics` has them in Prometheus's text format. A token is needed as everywhere else.
 
 """
 CREATED = "_created"

@@ -10,14 +10,16 @@ from docs.made.tables import table
 
 INTRODUCTION = """# Settings
 
-Each is a variable of the environment; `graft serve` has options for the most used ones ([command line](cli.md)), and those win.
-Names that end in `_BYTES` are sizes (`8GiB` works too), those in `_S` seconds.
+Each is a variable of the environment; `graft serve` has options for the most used ones ([command
+line](cli.md)), and those win. Names that end in `_BYTES` are sizes (`8GiB` works too), those in `_S`
+seconds.
 
 """
 OTHERS = """
-Beside these, `GRAFT_ENGINE_HOST` and `GRAFT_ENGINE_PORT` say where a vLLM that `graft serve` starts listens, `GRAFT_URL` where the
-other commands look for the service, and `GRAFT_CACHE_DIR` where the engine keeps what it has proved (otherwise in the user's cache
-folder). vLLM's own variables are passed on to it.
+Beside these, `GRAFT_ENGINE_HOST` and `GRAFT_ENGINE_PORT` say where a vLLM that `graft serve` starts
+listens, `GRAFT_URL` where the other commands look for the service, and `GRAFT_CACHE_DIR` where the
+engine keeps what it has proved (otherwise in the user's cache folder). vLLM's own variables are passed
+on to it.
 """
 
 

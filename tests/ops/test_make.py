@@ -10,7 +10,7 @@ FENCE = re.compile(r"^```bash tutorial-serve\n(.*?)^```$", re.MULTILINE | re.DOT
 
 
 def test_make_serve_makes_the_demo_and_serves_it(tmp_path: Path) -> None:
-    """The tutorial's first command, with a `graft` that writes down how it was called: demo model, then serve."""
+    """The tutorial's first command, with a `graft` that only notes its calls: demo model, then serve."""
     (tmp_path / "graft").write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\n')
     (tmp_path / "graft").chmod(0o755)
     (tmp_path / "stamp").write_text("as it should be")
