@@ -21,6 +21,8 @@ says what each code means.
 
 """
 PROBLEM = "application/problem+json"
+FASTAPIS_OWN = "Successful Response"
+"""What it says of answers that nobody has described."""
 EVERYWHERE = ("unauthorized", "bad_host", "bad_origin", "internal")
 
 
@@ -74,7 +76,8 @@ def _answers(responses: Json) -> Iterator[list[str]]:
             continue
         headers = "".join(f" `{name}`: {header['description']}" for name, header in _headers(response))
         bodies = (f"`{kind}`: {type_of(body.get('schema', {}))}" for kind, body in content.items())
-        yield [status, response["description"] + headers, ", ".join(bodies)]
+        said = response["description"].replace(FASTAPIS_OWN, "")
+        yield [status, said + headers, ", ".join(bodies)]
 
 
 def _headers(response: Json) -> Iterator[tuple[str, Json]]:

@@ -17,7 +17,12 @@ def test_make_serve_makes_the_demo_and_serves_it(tmp_path: Path) -> None:
     (block,) = FENCE.findall((ROOT / "docs" / "tutorial.md").read_text())
     command = f"{block.strip()} BIN={tmp_path} STAMP={tmp_path}/stamp KEY='as it should be'"
     made = subprocess.run(
-        ["bash", "-euc", command], cwd=ROOT, env=os.environ, capture_output=True, text=True, check=False
+        ["bash", "-euc", command],
+        cwd=ROOT,
+        env={"PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert made.returncode == 0, made.stdout + made.stderr
     assert (tmp_path / "calls").read_text().splitlines() == [
