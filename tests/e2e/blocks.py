@@ -14,9 +14,9 @@ STRICT = 'set -euo pipefail\ncurl() { command curl --fail-with-body "$@"; }\n'
 MARK = "-- next block --"
 
 
-def tagged(document: Path, language: str, tag: str) -> list[str]:
-    """The blocks of a document that begin with "```language tag"."""
-    block = re.compile(rf"^```{language} {tag}\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+def blocks(document: Path, kind: str) -> list[str]:
+    """The blocks of a document that begin with "```kind"."""
+    block = re.compile(rf"^```{kind}\n(.*?)^```$", re.MULTILINE | re.DOTALL)
     return block.findall(document.read_text())
 
 

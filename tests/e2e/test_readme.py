@@ -6,14 +6,14 @@ import sys
 import time
 from pathlib import Path
 
-from tests.e2e.blocks import ROOT, in_one_shell, placed, run, tagged
+from tests.e2e.blocks import ROOT, blocks, in_one_shell, placed, run
 from tests.e2e.stack import Stack
 
 README = ROOT / "README.md"
 
 
 def _blocks(language: str, stack: Stack) -> list[str]:
-    return [placed(block, stack) for block in tagged(README, language, "readme")]
+    return [placed(block, stack) for block in blocks(README, f"{language} readme")]
 
 
 def _wait_for(path: Path) -> None:
@@ -48,9 +48,9 @@ def test_the_curl_blocks_tell_the_story_they_promise(demo_stack: Stack) -> None:
 def test_the_python_blocks_run(demo_stack: Stack) -> None:
     """Each block is a program of its own that ends without an error and leaves the version it says."""
     demo_stack.rollback(0)
-    blocks = _blocks("python", demo_stack)
-    assert len(blocks) == 3
-    client, first, second = (run(sys.executable, "-", stdin=block) for block in blocks)
+    programs = _blocks("python", demo_stack)
+    assert len(programs) == 3
+    client, first, second = (run(sys.executable, "-", stdin=block) for block in programs)
     assert re.fullmatch(r"4 tensors are now version \d+\n", client)
     assert re.fullmatch(r"version \d+ pause [\d.]+ ms\n", first)
     assert re.fullmatch(r"6 tensors of 2 experts are now version \d+\n", second)

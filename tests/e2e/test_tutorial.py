@@ -3,25 +3,27 @@
 import re
 from pathlib import Path
 
-from tests.e2e.blocks import ROOT, in_one_shell, placed, tagged
+from tests.e2e.blocks import ROOT, blocks, in_one_shell, placed
 from tests.e2e.stack import Stack
 
 TUTORIAL = ROOT / "docs" / "tutorial.md"
 
 
-def test_every_block_is_a_tutorial_block() -> None:
-    """No command of the page escapes the two tests of it: every fence has a tag that one of them runs."""
+def test_every_block_is_run() -> None:
+    """No command of the page escapes: all fences are bash, the first is run by tests/ops/test_make.py."""
     fences = re.findall(r"^```(\S.*)$", TUTORIAL.read_text(), re.MULTILINE)
-    assert set(fences) == {"bash tutorial", "bash tutorial-serve"}
+    assert set(fences) == {"bash"}
+    assert blocks(TUTORIAL, "bash")[0] == "make serve\n"
+    assert len(blocks(TUTORIAL, "bash")) == len(fences)
 
 
 def test_the_tutorial_shows_what_it_says(demo_stack: Stack, tmp_path: Path) -> None:
     """In one shell, in order: Paris, another answer, Paris and the same memory, two changes, a refusal."""
     demo_stack.rollback(0)
     begun = demo_stack.version()
-    blocks = [placed(block, demo_stack) for block in tagged(TUTORIAL, "bash", "tutorial")]
+    commands = [placed(block, demo_stack) for block in blocks(TUTORIAL, "bash")[1:]]
     looked, asked, named, broken, back, compared, both, refused, cleaned = in_one_shell(
-        blocks, folder=tmp_path, GRAFT_URL=demo_stack.admin
+        commands, folder=tmp_path, GRAFT_URL=demo_stack.admin
     )
     assert "w1.weight" in looked
     assert "Paris" in asked

@@ -127,7 +127,7 @@ def test_sizes_are_told_as_they_are_written() -> None:
 
 @pytest.mark.slow
 def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
-    """Links, anchors and the list of pages hold; pages load nothing from elsewhere."""
+    """Links, anchors and fences hold, every page is listed, and nothing is loaded from elsewhere."""
     built = subprocess.run(
         [
             sys.executable,
@@ -145,6 +145,8 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
         check=False,
     )
     assert built.returncode == 0, built.stderr
+    pages = {page: page.read_text() for page in (tmp_path / "site").rglob("*.html")}
+    assert [page for page, text in pages.items() if "```" in text] == []  # a fence that is none
     home = (tmp_path / "site" / "index.html").read_text()
     loaded = re.findall(
         r'<(?:script|img)[^>]+src="([^"]+)"|<link[^>]+rel="stylesheet"[^>]+href="([^"]+)"', home
