@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.row import Row, rounded
 
 _FENCE = "```"
-_DATA = f"{_FENCE}json lines"
+_DATA = f"{_FENCE}json"
 _HEAD = """# Benchmarks
 
 `make bench` writes this; `make bench ROWS="NAME…"` measures single rows anew and leaves others as they were.

@@ -89,8 +89,7 @@ def _problems(responses: Json) -> str:
     for status, response in responses.items():
         if PROBLEM not in response.get("content", {}):
             continue
-        schema = response["content"][PROBLEM]["schema"]
-        codes = schema["allOf"][1]["properties"]["code"]["enum"]
+        codes = response["content"][PROBLEM]["examples"]
         named = ", ".join(f"`{code}`" for code in codes if code not in EVERYWHERE)
         if named:
             rows.append([status, named])
