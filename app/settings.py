@@ -54,6 +54,7 @@ class Settings(BaseSettings):
     log_format: LogFormat = LogFormat.AUTO
     """Of standard error. With `json`, what is said to a person on standard output goes there too."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """What is less than this is not written."""
 
     body_bytes: Bytes = ByteSize(16 * GIB)
     """Largest upload."""
