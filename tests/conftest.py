@@ -1,5 +1,6 @@
 """What tests of every part share."""
 
+import logging
 import os
 import tempfile
 from collections.abc import Iterator
@@ -29,3 +30,13 @@ def proofs_of_this_session() -> Iterator[None]:
 def anyio_backend() -> str:
     """Async tests run on asyncio, as the admin does."""
     return "asyncio"
+
+
+@pytest.fixture(autouse=True)
+def logging_as_it_was() -> Iterator[None]:
+    """A command that runs in the test's process sets up logging for all, to a stream that is soon closed."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
