@@ -21,12 +21,16 @@ _PARTIAL = "partial"
 
 
 class Plan:
-    """What goes where: the files of `base`, with the engine's weights, to the folder `target`."""
+    """What goes where: the files of `base`, with the engine's weights, to the folder `target`.
 
-    def __init__(self, id: str, base: CheckpointFolder, target: Path) -> None:
+    Tensors that are `unloaded`, on no rank, go there as they are.
+    """
+
+    def __init__(self, id: str, base: CheckpointFolder, target: Path, unloaded: frozenset[str]) -> None:
         self.id = id
         self.base = base
         self.target = target
+        self.unloaded = unloaded
         self._lock: int | None = None
 
     @property
@@ -128,7 +132,10 @@ class Export:
     async def _write(self, shard: Shard) -> None:
         file = self._plan.partial / shard.path.name
         entries = sorted(shard.header.entries.values(), key=lambda entry: entry.begin)
-        wanted = [ReadTensor(name=entry.name, tensor=entry.name) for entry in entries]
+        wanted = [
+            ReadTensor(name=entry.name, tensor=entry.name, loaded=entry.name not in self._plan.unloaded)
+            for entry in entries
+        ]
         result = await self._client.read(file, wanted, shard.header.metadata)
         if not self._right(result.version, shard):
             detail = f"Version {result.version} changed tensors of {file.name} before that was written."

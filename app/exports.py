@@ -97,7 +97,8 @@ class Exports:
         target = Roots.of(self._settings.export_roots, served).admit(path)
         base = CheckpointFolder.open(served, HeaderLimits(nbytes=self._settings.header_bytes))
         require_same(base, catalogue)
-        plan = Plan(secrets.token_hex(8), base, target)
+        unloaded = frozenset(tensor.name for tensor in catalogue.tensors() if not tensor.loaded)
+        plan = Plan(secrets.token_hex(8), base, target, unloaded)
         plan.begin()
         return plan
 

@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse, Response
 
 from app.idempotency import key_of, ticket_of
 from app.logs import bound, event
+from app.link import Engine
 from app.operations import Asker
 from app.preconditions import Precondition, check_base, etag
 from app.records import Ticket
@@ -42,9 +43,17 @@ class ExpertBody:
         if not self.partial or len(faults) == len(slots):
             refuse_any(Code.TENSOR_UNSUPPORTED, faults)
 
-    def check(self, file: StagedFile, catalogue: Catalogue, allow_nonfinite: bool) -> CheckedUpload:
+    def check(self, file: StagedFile, engine: Engine, allow_nonfinite: bool) -> CheckedUpload:
         """Blocking; raises what `check_expert` does."""
-        return check_expert(file, catalogue, self.layer, self.expert, self.partial, allow_nonfinite)
+        return check_expert(
+            file,
+            engine.catalogue,
+            self.layer,
+            self.expert,
+            self.partial,
+            allow_nonfinite,
+            engine.served.files,
+        )
 
     @property
     def place(self) -> tuple[int | None, int | None]:
@@ -59,9 +68,9 @@ class BatchBody:
     def check_place(self, catalogue: Catalogue) -> None:
         """Its names stand in the body."""
 
-    def check(self, file: StagedFile, catalogue: Catalogue, allow_nonfinite: bool) -> CheckedUpload:
+    def check(self, file: StagedFile, engine: Engine, allow_nonfinite: bool) -> CheckedUpload:
         """Blocking; raises what `check_batch` does."""
-        return check_batch(file, catalogue, allow_nonfinite)
+        return check_batch(file, engine.catalogue, allow_nonfinite, engine.served.files)
 
     @property
     def place(self) -> tuple[None, None]:
@@ -145,11 +154,9 @@ class Intake:
     async def _add(self, transaction: Transaction, file: StagedFile, stack: AsyncExitStack) -> Upload:
         """Check the body and give it to the transaction, which then owns the file."""
         service = self._service
-        catalogue = service.link.require().catalogue
+        engine = service.link.require()
         started = time.perf_counter()
-        checked = await asyncio.to_thread(
-            self._body.check, file, catalogue, transaction.options.allow_nonfinite
-        )
+        checked = await asyncio.to_thread(self._body.check, file, engine, transaction.options.allow_nonfinite)
         accepted = self._accepted(file, checked, (time.perf_counter() - started) * 1000)
         voided = transaction.prepared
         upload, replaced = transaction.add(accepted)

@@ -21,9 +21,11 @@ def compacted(uploads: Iterable[StagedUpload]) -> Lineage:
                 writes.append(write)
             if write.indices is None:
                 covered.add((write.tensor, write.expert))
+        if not writes:
+            continue
         if len(writes) == len(upload.writes):
             kept.append(upload)  # itself: long histories share what they have in common
-        elif writes:
+        else:
             kept.append(upload.model_copy(update={"writes": tuple(reversed(writes))}))
     return tuple(reversed(kept))
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from app.engine import EngineClient, EngineUnreachable
 from app.logs import event
+from app.served import ServedFolder
 from app.settings import Settings
 from loaders.catalogue import Catalogue
 from schemas import bridge
@@ -26,6 +27,7 @@ class Engine:
     description: bridge.EngineDescription
     catalogue: Catalogue
     boots: dict[int, str]
+    served: ServedFolder
 
 
 class EngineLink:
@@ -190,7 +192,7 @@ class EngineLink:
         state = await self.client.state()
         self.last, self.reachable = state, True
         catalogue = await asyncio.to_thread(Catalogue, description.tensors, description.model)
-        engine = Engine(description, catalogue, boots_of(state))
+        engine = Engine(description, catalogue, boots_of(state), ServedFolder(description.checkpoint))
         if self.refusal is not None and (self._lasting or engine.boots == self._refused_boots):
             self._engine = engine  # to be looked at, no more
             return

@@ -76,7 +76,10 @@ class Reloads:
             await asyncio.to_thread(folder.mkdir)
         file = folder / "fixed.safetensors"
         try:
-            wanted = [ReadTensor(name=tensor.name, tensor=tensor.name) for tensor in source.fixed]
+            wanted = [
+                ReadTensor(name=tensor.name, tensor=tensor.name, loaded=tensor.loaded)
+                for tensor in source.fixed
+            ]
             await self._client.read(file, wanted)
             await asyncio.to_thread(lambda: source.require_fixed(CheckpointFolder.open(folder, self._limits)))
         finally:

@@ -8,11 +8,10 @@ from loaders.folder import CheckpointFolder, Shard
 from loaders.header import TensorEntry
 from loaders.refusal import Fault, fault, listed, shown
 from loaders.staged import file_digest
+from loaders.values import opened, same_bytes
 from schemas.bridge import Span, StagedUpload, TensorWrite
 from schemas.model import CheckpointTensor, Treatment
 from schemas.problems import Code, ProblemError
-
-_CHUNK = 1 << 20
 
 Found = dict[str, tuple[Shard, TensorEntry]]
 
@@ -109,14 +108,8 @@ def _require_tied(found: Found, tensors: list[CheckpointTensor]) -> None:
 def _equal(one: tuple[Shard, TensorEntry], other: tuple[Shard, TensorEntry]) -> bool:
     """Whether two tensors of equal size have the same bits."""
     (first, a), (second, b) = one, other
-    with first.path.open("rb") as left, second.path.open("rb") as right:
-        left.seek(a.begin)
-        right.seek(b.begin)
-        for done in range(0, a.nbytes, _CHUNK):
-            size = min(_CHUNK, a.nbytes - done)
-            if left.read(size) != right.read(size):
-                return False
-    return True
+    with opened(first.path) as left, opened(second.path) as right:
+        return same_bytes((left, a.begin), (right, b.begin), a.nbytes)
 
 
 def _upload(shard: Shard, skipped: set[str]) -> StagedUpload:

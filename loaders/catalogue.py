@@ -67,7 +67,7 @@ class Catalogue:
         self._canonical = {canonical(tensor.name): tensor for tensor in reversed(self._tensors)}
         self._nearest = Nearest(self._names)
         self._stacks: dict[int, list[tuple[ExpertName, CheckpointTensor]]] = {}
-        self._singles: dict[tuple[int, int], list[tuple[ExpertName, CheckpointTensor]]] = {}
+        self._singles: dict[tuple[int, int | None], list[tuple[ExpertName, CheckpointTensor]]] = {}
         self._groups: dict[int, str] = {}
         for tensor in self._tensors:
             self._add_expert(tensor)
@@ -98,6 +98,9 @@ class Catalogue:
         for stack, tensor in self._stacks.get(parts.layer, ()):
             if stack.group == parts.group and parts.last in (stack.last, *STREAMING.get(stack.last, ())):
                 return Place(tensor, parts.expert)
+        for single, tensor in self._singles.get((parts.layer, parts.expert), ()):
+            if single.group == parts.group and parts.last in STREAMING.get(single.last, ()):
+                return Place(tensor)
         return None
 
     def unknown(self, names: Sequence[str]) -> ProblemError:
@@ -160,7 +163,8 @@ class Catalogue:
 
 
 def _single_slot(parts: ExpertName, tensor: CheckpointTensor) -> ExpertSlot:
-    upload = ExpertTensor(
-        name=parts.last, dtype=tensor.dtype, shape=tensor.shape, aliases=(tensor.name, canonical(tensor.name))
-    )
+    streaming = STREAMING.get(parts.last, ())
+    full = (f"{parts.group}.{parts.expert}.{name}" for name in streaming)
+    aliases = (tensor.name, canonical(tensor.name), *streaming, *full)
+    upload = ExpertTensor(name=parts.last, dtype=tensor.dtype, shape=tensor.shape, aliases=aliases)
     return ExpertSlot(upload, Place(tensor))

@@ -1,9 +1,6 @@
 """Checks of the bytes of an upload's values and indices against the places that they go to."""
 
-import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
 
 from loaders import values
 from loaders.draft import Draft
@@ -11,16 +8,6 @@ from loaders.header import TensorEntry
 from loaders.refusal import fault, listed, shown
 from schemas.dtypes import Dtype
 from schemas.problems import Code, ProblemError
-
-
-@contextmanager
-def opened(path: Path) -> Iterator[int]:
-    """A descriptor to read `path` by."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 def check_indices(descriptor: int, drafts: Sequence[Draft]) -> None:
@@ -124,7 +111,7 @@ def _same(descriptor: int, one: TensorEntry | None, other: TensorEntry | None) -
     return (
         one.dtype is other.dtype
         and one.nbytes == other.nbytes
-        and values.same_bytes(descriptor, one.begin, other.begin, one.nbytes)
+        and values.same_bytes((descriptor, one.begin), (descriptor, other.begin), one.nbytes)
     )
 
 

@@ -14,16 +14,29 @@ STREAMING = {
     "down_proj_bias": ("w2_bias",),
     "down_proj_blocks": ("w2_weight_packed", "w2_weight"),
     "down_proj_scales": ("w2_weight_scale",),
+    "gate_up_proj.weight": ("w13_weight_packed", "w13_weight"),
+    "gate_up_proj.weight_scale": ("w13_weight_scale",),
+    "gate_up_proj.input_scale": ("w13_input_scale",),
+    "gate_up_proj.bias": ("w13_bias",),
+    "down_proj.weight": ("w2_weight_packed", "w2_weight"),
+    "down_proj.weight_scale": ("w2_weight_scale",),
+    "down_proj.input_scale": ("w2_input_scale",),
+    "down_proj.bias": ("w2_bias",),
 }
-"""Last part of a stacked expert tensor's checkpoint name → vLLM's streaming names for one expert's slice."""
+"""End of an expert tensor's checkpoint name → vLLM's streaming names for it, or for one expert's slice.
 
-_HALVES = (
+Names with a dot are Quark's, which has a tensor for each expert.
+"""
+
+_SCALES = ("_scales", "weight_scale", "weight_scale_inv")
+"""Ends of names of what scales a packed weight: where they are bytes, exponents."""
+_PARTS = (
     ("_blocks", "_scales"),
-    ("weight_packed", "weight_scale"),
-    ("weight", "weight_scale"),
-    ("weight", "weight_scale_inv"),
+    (".weight_packed", ".weight_scale", ".weight_global_scale", ".weight_zero_point"),
+    (".weight", ".weight_scale", ".weight_scale_inv", ".weight_scale_2", ".weight_zero_point"),
+    (".qweight", ".scales", ".qzeros"),
 )
-"""Ends of the names of a packed weight and of its scale, which say nothing one without the other."""
+"""Ends of the names of a packed weight, its scales and zero points: none says anything without the others."""
 _STACKS = ("block_sparse_moe.input_linear.weight", "block_sparse_moe.output_linear.weight")
 """Ends of names of stacked expert tensors that do not say so (Granite)."""
 _INSERTED = frozenset(("routed_experts", "base_layer"))
@@ -48,13 +61,19 @@ def canonical(name: str) -> str:
 
 def is_scale(name: str) -> bool:
     """Whether the tensor of that name scales a packed weight."""
-    return name.endswith(tuple(scale for _, scale in _HALVES))
+    return name.endswith(_SCALES)
 
 
-def other_halves(name: str) -> list[str]:
-    """How the scale of that packed weight may be called, or the weight of that scale."""
-    ends = (*_HALVES, *((scale, weight) for weight, scale in _HALVES))
-    return [name.removesuffix(end) + other for end, other in ends if name.endswith(end)]
+def other_parts(name: str) -> list[str]:
+    """How the weight, the scales and the zero points may be called that go with a tensor of that name."""
+    return [
+        name.removesuffix(end) + other
+        for ends in _PARTS
+        for end in ends
+        if name.endswith(end)
+        for other in ends
+        if other != end
+    ]
 
 
 def parse_expert(name: str) -> ExpertName | None:

@@ -29,8 +29,8 @@ def fault(name: str, detail: str, **members: Any) -> Fault:
 
 
 def fixed(name: str, tensor: CheckpointTensor) -> Iterator[Fault]:
-    """The fault of a tensor that cannot be updated, if it cannot."""
-    if tensor.treatment is Treatment.UNSUPPORTED:
+    """The fault of a tensor that the engine has and cannot update, if it is one."""
+    if tensor.treatment is Treatment.UNSUPPORTED and tensor.loaded:
         reason = tensor.reason or "the engine gives no reason"
         yield fault(name, f"{tensor.name} cannot be updated: {reason}", reason=reason)
 

@@ -5,13 +5,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 from loaders.catalogue import Catalogue, ExpertLayout
-from loaders.contents import check_bools, check_finite, check_indices, check_ties, opened
+from loaders.contents import check_bools, check_finite, check_indices, check_ties
 from loaders.draft import Draft, check_form
 from loaders.header import Header
-from loaders.names import other_halves
+from loaders.names import other_parts
 from loaders.patch_list import METADATA_KEY, draft_patches
 from loaders.refusal import Fault, clip, fault, refuse_any, shown, unknown_names
 from loaders.staged import StagedFile
+from loaders.unloaded import Files, check_unloaded, no_files
+from loaders.values import opened
 from schemas.bridge import StagedUpload
 from schemas.problems import Code, ProblemError
 
@@ -37,9 +39,17 @@ class CheckedUpload:
 
 
 def check_expert(
-    staged: StagedFile, catalogue: Catalogue, layer: int, expert: int, partial: bool, allow_nonfinite: bool
+    staged: StagedFile,
+    catalogue: Catalogue,
+    layer: int,
+    expert: int,
+    partial: bool,
+    allow_nonfinite: bool,
+    files: Files = no_files,
 ) -> CheckedUpload:
     """Check the tensors of one expert; `partial` allows a subset of them. Blocking.
+
+    `files` give the checkpoint, which is looked at if tensors are sent that the engine does not load.
 
     Raises `unknown_expert`, `unknown_tensor`, `duplicate_tensor`, `missing_tensor`, `bad_patch` (a patch
     list in the metadata) and what `_checked` raises.
@@ -52,31 +62,37 @@ def check_expert(
     drafts = _draft_expert(staged.header, layout)
     if drafts and not partial:
         refuse_any(Code.MISSING_TENSOR, _missing(layout, drafts))
-    return _checked(staged, "expert", drafts, allow_nonfinite)
+    return _checked(staged, "expert", drafts, allow_nonfinite, files)
 
 
-def check_batch(staged: StagedFile, catalogue: Catalogue, allow_nonfinite: bool) -> CheckedUpload:
-    """Check a patch batch, or a plain file if the metadata has no `patches`. Blocking.
+def check_batch(
+    staged: StagedFile, catalogue: Catalogue, allow_nonfinite: bool, files: Files = no_files
+) -> CheckedUpload:
+    """Check a patch batch, or a plain file if the metadata has no `patches`; `files` as above. Blocking.
 
     Raises `unknown_tensor`, `duplicate_tensor`, `bad_patch` and what `_checked` raises.
     """
     if METADATA_KEY in staged.header.metadata:
-        return _checked(staged, "patches", draft_patches(staged.header, catalogue), allow_nonfinite)
-    return _checked(staged, "plain", _draft_plain(staged.header, catalogue), allow_nonfinite)
+        return _checked(staged, "patches", draft_patches(staged.header, catalogue), allow_nonfinite, files)
+    return _checked(staged, "plain", _draft_plain(staged.header, catalogue), allow_nonfinite, files)
 
 
-def _checked(staged: StagedFile, kind: Kind, drafts: Sequence[Draft], allow_nonfinite: bool) -> CheckedUpload:
+def _checked(
+    staged: StagedFile, kind: Kind, drafts: Sequence[Draft], allow_nonfinite: bool, files: Files
+) -> CheckedUpload:
     """Check form, then bytes.
 
     A write of no element is dropped; when nothing else is left the upload is refused, with
-    `nothing_to_apply`. Raises `tensor_unsupported`, `wrong_dtype`, `wrong_shape`, `bad_index`, `bad_value`,
-    `nonfinite` and `tied_tensor`.
+    `nothing_to_apply`. What the engine does not load is compared, and dropped as well. Raises
+    `tensor_unsupported`, `wrong_dtype`, `wrong_shape`, `bad_index`, `bad_value`, `nonfinite`
+    and `tied_tensor`.
     """
     check_form(drafts)
     drafts = [draft for draft in drafts if draft.values.nbytes]
     if not drafts:
         raise ProblemError(Code.NOTHING_TO_APPLY, "The body holds no element to write.")
     with opened(staged.path) as descriptor:
+        drafts = check_unloaded(descriptor, drafts, files)
         check_indices(descriptor, drafts)
         check_bools(descriptor, drafts)
         if not allow_nonfinite:
@@ -119,11 +135,15 @@ def _draft_expert(header: Header, layout: ExpertLayout) -> list[Draft]:
 
 
 def _missing(layout: ExpertLayout, drafts: Sequence[Draft]) -> Iterator[Fault]:
-    """Tensors of the expert that the body lacks: first those of which it has the weight, or the scale."""
+    """Tensors of the expert that the body lacks: first those of which it has the weight, or the scale.
+
+    What the engine does not load may be missing.
+    """
     sent = {draft.place.tensor.name: draft.where for draft in drafts}
-    held = {slot.upload.name: sent.get(slot.place.tensor.name) for slot in layout.slots}
+    loaded = [slot for slot in layout.slots if slot.place.tensor.loaded]
+    held = {slot.upload.name: sent.get(slot.place.tensor.name) for slot in loaded}
     halves = {
-        name: next(filter(None, map(held.get, other_halves(name))), None)
+        name: next(filter(None, map(held.get, other_parts(name))), None)
         for name, where in held.items()
         if where is None
     }

@@ -7,7 +7,9 @@ At most 48 MiB are held, whatever the sizes. All block on the disk and on numpy.
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -65,6 +67,16 @@ class IndexScan:
     """Strictly: then none repeats."""
 
 
+@contextmanager
+def opened(path: Path) -> Iterator[int]:
+    """A descriptor to read `path` by."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
 def first_nonfinite(descriptor: int, offset: int, nbytes: int, dtype: Dtype) -> int | None:
     """Position of the first NaN or infinity among the elements of the span, or none.
 
@@ -110,13 +122,9 @@ def first_not_bool(descriptor: int, offset: int, nbytes: int) -> int | None:
     return None
 
 
-def same_bytes(descriptor: int, first: int, second: int, nbytes: int) -> bool:
-    """Whether two spans, given by their offsets, hold the same bytes."""
-    pairs = zip(
-        _chunks(descriptor, first, nbytes, _UINT[1]),
-        _chunks(descriptor, second, nbytes, _UINT[1]),
-        strict=True,
-    )
+def same_bytes(first: tuple[int, int], second: tuple[int, int], nbytes: int) -> bool:
+    """Whether two spans, given by descriptor and offset, hold the same bytes."""
+    pairs = zip(*(_chunks(*span, nbytes, _UINT[1]) for span in (first, second)), strict=True)
     return first == second or all(np.array_equal(one, other) for one, other in pairs)
 
 

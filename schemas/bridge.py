@@ -17,7 +17,7 @@ from schemas.transactions import InFlight
 
 PREFIX = "/graft/v1"
 """Where the bridge's routes are mounted on vLLM's API server."""
-PROTOCOL = 2
+PROTOCOL = 3
 """Number of this protocol; admin and bridge must agree."""
 
 
@@ -119,6 +119,8 @@ class ReadTensor(Output):
     name: str
     tensor: str
     expert: int | None = None
+    loaded: bool = True
+    """Whether a rank holds it; what none does is read from the checkpoint's files."""
 
 
 class RankError(Output):

@@ -25,6 +25,8 @@ class CheckpointTensor(Output):
     shape: tuple[int, ...]
     treatment: Treatment
     reason: str | None = None
+    loaded: bool = True
+    """Whether any rank takes it from the checkpoint; if none does, it is `unsupported`."""
     runtime_dtype: Dtype | None = None
     """What the engine holds it as, if its loader casts it; new values are cast in the same way."""
     lossless: bool = True

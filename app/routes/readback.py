@@ -32,7 +32,12 @@ async def read_expert(layer: Layer, expert: Expert, service: ServiceDep) -> Resp
     """One expert as an upload would have it, all of one version."""
     slots = service.link.require().catalogue.experts(layer, expert).slots
     wanted = [
-        ReadTensor(name=slot.upload.name, tensor=slot.place.tensor.name, expert=slot.place.expert)
+        ReadTensor(
+            name=slot.upload.name,
+            tensor=slot.place.tensor.name,
+            expert=slot.place.expert,
+            loaded=slot.place.tensor.loaded,
+        )
         for slot in slots
     ]
     return await _read(service, wanted, lossless=all(slot.place.tensor.lossless for slot in slots))
@@ -51,7 +56,7 @@ async def read_tensor(name: Tensor, service: ServiceDep) -> Response:
     except ProblemError as error:
         # In a path a name is an id, so it is "not found" rather than wrong content.
         return respond(error, status=404 if error.code is Code.UNKNOWN_TENSOR else None)
-    wanted = [ReadTensor(name=tensor.name, tensor=tensor.name)]
+    wanted = [ReadTensor(name=tensor.name, tensor=tensor.name, loaded=tensor.loaded)]
     return await _read(service, wanted, lossless=tensor.lossless)
 
 

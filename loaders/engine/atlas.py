@@ -205,7 +205,8 @@ def _describe(
     used = [sites[region.parameter] for region in regions]
     problems = (site.unsupported for site in used if site.unsupported is not None)
     reason = traced.refused.get(name) or next(problems, None)
-    if not regions and reason is None and name not in traced.constant:
+    loaded = bool(regions) or reason is not None or name in traced.constant
+    if not loaded:
         reason = NOT_LOADED
     if reason is not None:
         treatment = Treatment.UNSUPPORTED
@@ -219,6 +220,7 @@ def _describe(
         shape=base.shape,
         treatment=treatment,
         reason=reason,
+        loaded=loaded,
         tied_to=tied_to,
         **_as_run(regions),
     )

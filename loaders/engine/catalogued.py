@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 import torch
 from pydantic import BaseModel
 
-from loaders.engine.atlas import NOT_LOADED
 from loaders.engine.installed import vllm_version
 from schemas.bridge import EngineDescription, ParallelLayout
 from schemas.model import CheckpointTensor, ModelInfo, Treatment
@@ -72,5 +71,5 @@ def together(ranks: Sequence[Catalogued]) -> tuple[CheckpointTensor, ...]:
 def _hardest(views: Iterable[CheckpointTensor]) -> CheckpointTensor:
     """Ranks that hold nothing of a tensor do not count, unless none does."""
     found = list(views)
-    held = [view for view in found if view.reason != NOT_LOADED] or found
+    held = [view for view in found if view.loaded] or found
     return max(held, key=lambda view: _SEVERITY[view.treatment])

@@ -8,15 +8,14 @@ from pathlib import Path
 import httpx
 import pytest
 import torch
-from safetensors.torch import load
 
+from tests.e2e.asking import answers, read_expert, read_tensor, same, seen
 from tests.e2e.bodies import Dense, Sparse, batch, plain
 from tests.e2e.conftest import Stacks
 from tests.e2e.packed import PACKED, STREAMING, make_model, reference, streamed
-from tests.e2e.stack import SAFETENSORS, Answer, Stack
+from tests.e2e.stack import SAFETENSORS, Stack
 from tests.e2e.weights import Weights, altered, same_bits
 
-PROMPTS = ([10, 20, 30, 40, 50], [7, 3, 9, 200, 41] * 30)
 HALVES = [
     (f"{matrix}_proj_{one}", f"{matrix}_proj_{other}")
     for matrix in ("gate_up", "down")
@@ -43,27 +42,6 @@ def weights(model: Path) -> Weights:
 @pytest.fixture
 def stack(stacks: Stacks, model: Path, variables: dict[str, str]) -> Stack:
     return stacks.on(model, **variables)
-
-
-def answers(stack: Stack) -> list[Answer]:
-    return [stack.complete(prompt) for prompt in PROMPTS]
-
-
-def seen(stack: Stack) -> tuple[list[Answer], dict[str, str]]:
-    """All that identity and rollback must bring back."""
-    return answers(stack), stack.digests()
-
-
-def read_tensor(stack: Stack, name: str) -> torch.Tensor:
-    return load(stack.call("GET", f"/v1/tensors/{name}").content)[name]
-
-
-def read_expert(stack: Stack, layer: int, expert: int) -> dict[str, torch.Tensor]:
-    return load(stack.call("GET", f"/v1/experts/{layer}/{expert}").content)
-
-
-def same(got: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> bool:
-    return got.keys() == wanted.keys() and all(same_bits(got[name], wanted[name]) for name in wanted)
 
 
 def another(weights: Weights, layer: int, expert: int, seed: int) -> dict[str, torch.Tensor]:

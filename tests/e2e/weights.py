@@ -24,7 +24,7 @@ class Weights:
             self.tensors |= load_file(path)
         config = json.loads((model / "config.json").read_text())
         self.layers: int = config["num_hidden_layers"]
-        self.experts: int = config["num_local_experts"]
+        self.experts: int = config.get("num_local_experts") or config["num_experts"]
 
     def expert(self, layer: int, expert: int) -> dict[str, torch.Tensor]:
         """One expert's tensors under the names of an upload; views of the whole."""

@@ -179,10 +179,10 @@ def test_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Spans are compared over all their pieces."""
     monkeypatch.setattr(values, "CHUNK_NBYTES", 4)
     with spanned(tmp_path, b"0123456789" * 2 + b"012345678x") as (descriptor, offset, _):
-        assert values.same_bytes(descriptor, offset, offset + 10, 10)
-        assert not values.same_bytes(descriptor, offset, offset + 20, 10)
-        assert values.same_bytes(descriptor, offset, offset + 20, 9)
-        assert values.same_bytes(descriptor, offset, offset, 10)
+        assert values.same_bytes((descriptor, offset), (descriptor, offset + 10), 10)
+        assert not values.same_bytes((descriptor, offset), (descriptor, offset + 20), 10)
+        assert values.same_bytes((descriptor, offset), (descriptor, offset + 20), 9)
+        assert values.same_bytes((descriptor, offset), (descriptor, offset), 10)
 
 
 def test_short_file_is_no_endless_loop(tmp_path: Path) -> None:
