@@ -27,7 +27,7 @@ async def test_another_protocol_is_refused_by_number(tmp_path: Path, monkeypatch
     """An engine of another release says which protocol it speaks, and that is told."""
     monkeypatch.setattr("schemas.bridge.PROTOCOL", 7)
     async with asleep(tmp_path, Line(FakeEngine())) as admin:
-        await until(lambda: "protocol 2" in (admin.service.link.problem or ""))
+        await until(lambda: "protocol 3" in (admin.service.link.problem or ""))
         assert code(await admin.http.get("/v1/model")) == "engine_unavailable"
 
 

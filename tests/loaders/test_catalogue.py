@@ -118,6 +118,25 @@ def test_quantised_streaming_names() -> None:
     }
 
 
+@pytest.mark.parametrize("part", ["weight", "weight_scale", "input_scale", "bias"])
+@pytest.mark.parametrize(("matrix", "short"), [("gate_up_proj", "w13"), ("down_proj", "w2")])
+def test_s3_streaming_names_of_quarks_experts(matrix: str, short: str, part: str) -> None:
+    """Where each expert has tensors of its own, streaming names, short and in full, are that expert's."""
+    prefix = "model.layers.0.mlp.experts."
+    model = catalogue(*(tensor(f"{prefix}{n}.{matrix}.{part}", 4) for n in range(2)), experts=2)
+    for stack in (prefix, f"{prefix}routed_experts."):
+        for name in (f"{stack}1.{matrix}.{part}", f"{stack}1.{short}_{part}"):
+            place = model.place(name)
+            assert place is not None and place.expert is None
+            assert place.tensor.name == f"{prefix}1.{matrix}.{part}"
+            slot = model.experts(0, 1).find(name)
+            assert slot is not None and slot.place == place
+            assert model.experts(0, 0).find(name) is None
+    assert model.experts(0, 1).find(f"{short}_{part}") is not None
+    assert model.place(f"{prefix}{short}_{part}") is None
+    assert model.place(f"{prefix}2.{short}_{part}") is None
+
+
 @pytest.mark.parametrize(
     ("model", "layer", "expert"),
     [

@@ -126,6 +126,31 @@ def test_halves_of_experts_with_their_own_tensors(tmp_path: Path, weight: str, s
         assert (fault["name"], fault["half"]) == (half, names[number ^ 1])
 
 
+@pytest.mark.parametrize(
+    "parts",
+    [
+        ("weight_packed", "weight_scale", "weight_global_scale"),
+        ("weight_packed", "weight_scale", "weight_zero_point"),
+        ("qweight", "scales", "qzeros"),
+        ("weight", "weight_scale", "weight_scale_2"),
+    ],
+)
+def test_each_part_of_a_packed_weight_is_missed(tmp_path: Path, parts: tuple[str, ...]) -> None:
+    """Codes, scales and zero points of one matrix need each other; those of the next matrix do not count."""
+    prefix = "model.layers.0.mlp.experts.0."
+    names = [f"{matrix}.{part}" for matrix in ("gate_proj", "down_proj") for part in parts]
+    model = catalogue(*(tensor(prefix + name, 2, dtype=Dtype.F32) for name in names), experts=1)
+    for missing in names:
+        sent = {name: ("F32", (2,), bytes(8)) for name in names if name != missing}
+        file = staged(tmp_path, body(sent))
+        refusal = refusal_of(
+            lambda file=file: check_expert(file, model, 0, 0, partial=False, allow_nonfinite=False)
+        )
+        [fault] = refusal.members["errors"]
+        assert fault["name"] == missing
+        assert fault["half"] in sent and fault["half"].startswith(missing.partition(".")[0])
+
+
 def test_a_missing_bias_has_no_other_half(tmp_path: Path) -> None:
     """What is neither weight nor scale is missing for itself."""
     tensors = {n: t for n, t in expert().items() if n != "down_proj_bias"}
