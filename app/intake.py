@@ -11,8 +11,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from app.idempotency import key_of, ticket_of
-from app.logs import bound, event
 from app.link import Engine
+from app.logs import bound, event
 from app.operations import Asker
 from app.preconditions import Precondition, check_base, etag
 from app.records import Ticket

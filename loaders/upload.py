@@ -117,6 +117,8 @@ def _checked(
 
 def _density(drafts: Sequence[Draft]) -> float:
     places = {(draft.place.tensor.name, draft.place.expert): draft.numel for draft in drafts}
+    if not places:  # all of it was as the engine left it in the checkpoint
+        return 0.0
     return min(1.0, sum(draft.values.numel for draft in drafts) / sum(places.values()))
 
 
