@@ -2,13 +2,15 @@
 
 import errno
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
+from loaders.engine.checkpoint import Checkpoint
 from loaders.engine.readback import ReadPart, gather, whole, write_part
 from loaders.engine.spot import identity
 from schemas.bridge import ReadTensor
@@ -48,6 +50,19 @@ def test_a_site_without_places_cannot_be_read() -> None:
     hand.sites["p"] = Place("p", (4, 3), (), unsupported="no probe is known")
     with pytest.raises(ProblemError, match="no probe is known"):
         gather(hand.atlas, ReadTensor(name="x", tensor="w"), torch.zeros(12))
+
+
+def test_what_no_rank_holds_is_read_from_the_files(tmp_path: Path) -> None:
+    """Whole and by slice it is what the checkpoint's file has; unless that is asked for, nothing is found."""
+    stored = torch.arange(12, dtype=torch.int32).view(3, 4)
+    save_file({"g_idx": stored}, tmp_path / "model.safetensors")
+    atlas = replace(simple().atlas, checkpoint=Checkpoint.open(tmp_path), regions={})
+    for expert, wanted in ((None, stored), (2, stored[2])):
+        out = torch.zeros(wanted.numel(), dtype=torch.int32)
+        asked = ReadTensor(name="x", tensor="g_idx", expert=expert, loaded=False)
+        assert gather(atlas, asked, out) == wanted.numel()
+        assert torch.equal(out, wanted.flatten())
+    assert gather(atlas, ReadTensor(name="x", tensor="g_idx"), torch.zeros(12, dtype=torch.int32)) == 0
 
 
 def test_the_file_that_is_read_back(tmp_path: Path) -> None:
