@@ -120,8 +120,8 @@ def _row(name: str, found: Stalls, nbytes: int, back: Condition) -> Row:
     )
     sense = Sense.AT_LEAST
     limit = (
-        "in the pause it is writing elements where they lie, which memory bounds (`in the workers' hands`); "
-        "the rest comes from outside the pause, where what prepares and digests beside serving was not told "
-        "apart yet from other work on the machine."
+        "in the pause elements are written where they lie (`in the workers' hands`); the rest comes from "
+        "outside the pause. Neither is profiled yet: what prepares and digests beside serving was not "
+        "told apart from other work on the machine."
     )
     return Row(name, WHAT[name], AGAINST, vllm / ours, sense, TARGETS[name], figures, (back,), limit)

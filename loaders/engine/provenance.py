@@ -9,6 +9,9 @@ import torch
 
 from loaders.engine.layout import Correspondence, Layout, compose, disjoint, require_nested
 
+_MOST_SHARED = 4096
+"""Elements that may be loaded from two tensors: scales and shapes, which are compared one by one."""
+
 
 @dataclass(frozen=True, slots=True)
 class Region:
@@ -118,26 +121,34 @@ class Recorder:
     def shared(self) -> dict[str, frozenset[str]]:
         """Checkpoint tensor → others that are loaded into some of the same elements.
 
-        One of which a partner is refused is refused too: they could not be kept equal.
+        Refused are a tensor that meets itself, of which no single element could be changed, large
+        ones, and one of which a partner is refused: they could not be kept equal.
         """
         pairs: dict[str, set[str]] = defaultdict(set)
-        for name, first, second in self._overlaps():
-            for tensor, other in ((first, second), (second, first)):
-                pairs[tensor].add(other)
-                if other in self.refused:
-                    self.refuse([tensor], f"{first} and {second} share elements of {name}")
+        reasons: dict[str, str] = {}
+        for first, second in self._overlaps():
+            names = {first.tensor, second.tensor}
+            reason = f"{first.tensor} and {second.tensor} share elements of {first.parameter}"
+            for tensor in names:
+                pairs[tensor] |= names - {tensor}
+                reasons.setdefault(tensor, reason)
+            if len(names) == 1 or min(first.map.dst.numel, second.map.dst.numel) > _MOST_SHARED:
+                self.refuse(names, reason)
+        while spread := [t for t in pairs if t not in self.refused and not pairs[t].isdisjoint(self.refused)]:
+            for tensor in spread:
+                self.refuse([tensor], reasons[tensor])
         return {tensor: frozenset(others) for tensor, others in pairs.items() if tensor not in self.refused}
 
-    def _overlaps(self) -> Iterator[tuple[str, str, str]]:
-        """Parameter and both tensors of every pair that shares elements of it."""
-        for name, regions in self.regions.items():
+    def _overlaps(self) -> Iterator[tuple[Region, Region]]:
+        """Every pair of regions that share elements of a parameter."""
+        for regions in self.regions.values():
             ordered = sorted(dict.fromkeys(regions), key=lambda region: region.map.dst.offset)
             for index, first in enumerate(ordered):
                 for second in islice(ordered, index + 1, None):
                     if second.map.dst.offset >= first.map.dst.end:
                         break
                     if not disjoint(first.map.dst, second.map.dst):
-                        yield name, first.tensor, second.tensor
+                        yield first, second
 
 
 def key_of(tensor: torch.Tensor) -> int:

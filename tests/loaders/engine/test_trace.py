@@ -369,6 +369,44 @@ def test_a_tensor_that_shares_elements_with_a_refused_one_is_refused() -> None:
     assert "head and tail share elements of p" in found.refused["head"]
 
 
+def test_refusal_reaches_all_that_share_elements() -> None:
+    """Of three in a row, each sharing with the next, none can be changed if the last cannot."""
+
+    def load(toy: Toy, weights: Weights) -> None:
+        for name, weight in weights:
+            begin = {"first": 0, "second": 2, "third": 4}[name]
+            toy.p[begin : begin + 3].copy_(weight)
+            if name == "third":
+                toy.aside[:3].copy_(weight)
+
+    found = traced(load, {"first": (3,), "second": (3,), "third": (3,)}, p=(7,))
+    assert set(found.refused) == {"first", "second", "third"}
+    assert not found.shared
+
+
+def test_a_tensor_that_meets_itself_is_refused() -> None:
+    """Two parts of one tensor in one place: a fresh load hides the first, which a patch would show."""
+
+    def load(toy: Toy, weights: Weights) -> None:
+        for _, weight in weights:
+            toy.p.copy_(weight[:3])
+            toy.p.copy_(weight[3:])
+
+    found = traced(load, {"w": (6,)}, p=(3,))
+    assert found.refused["w"] == "w and w share elements of p"
+
+
+def test_large_tensors_in_one_place_are_refused() -> None:
+    """What would have to be compared element by element is not a scale or a shape."""
+
+    def load(toy: Toy, weights: Weights) -> None:
+        for _, weight in weights:
+            toy.p.copy_(weight)
+
+    found = traced(load, {"a": (5000,), "b": (5000,)}, p=(5000,))
+    assert set(found.refused) == {"a", "b"}
+
+
 def test_a_loader_may_look_at_scalars() -> None:
     """A loader that compares a scalar with what is there is followed as when the checkpoint was loaded."""
 
