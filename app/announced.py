@@ -51,11 +51,12 @@ def body_empty() -> ProblemError:
     return ProblemError(Code.BODY_EMPTY, f"Send a safetensors file as the body: {_how()}.")
 
 
-def body_too_large(limit: int, announced: int | None = None) -> ProblemError:
-    """The refusal of a body over the limit, announced or counted."""
-    announced_text = f"; this one has {announced}" if announced is not None else ""
+def body_too_large(limit: int, least: int) -> ProblemError:
+    """The refusal of a body over the limit, of which `least` bytes are announced or implied."""
     return ProblemError(
-        Code.BODY_TOO_LARGE, f"A body may have at most {limit} bytes{announced_text}.", limit=limit
+        Code.BODY_TOO_LARGE,
+        f"A body may have at most {limit} bytes; this one has at least {least}.",
+        limit=limit,
     )
 
 

@@ -65,9 +65,8 @@ async def _stream(
     received = 0
     async for chunk in chunks:
         received += len(chunk)
-        if received > limits.body_nbytes:
-            raise body_too_large(limits.body_nbytes)
-        if header is None and feed.feed(chunk):
+        # The header first: the refusal depends on the bytes, not on how many of them come at once.
+        if header is None and _complete(feed, chunk, limits):
             header = await asyncio.to_thread(feed.header)
             _check_implied(header, announced, limits)
             room.grow(header.nbytes)
@@ -112,6 +111,14 @@ def _timeout(limits: ReceiveLimits, idle: bool) -> ProblemError:
     if idle:
         return ProblemError(Code.BODY_TIMEOUT, f"No byte of the body arrived for {limits.idle_s:g} s.")
     return ProblemError(Code.BODY_TIMEOUT, f"The body was not complete after {limits.total_s:g} s.")
+
+
+def _complete(feed: HeaderFeed, chunk: bytes, limits: ReceiveLimits) -> bool:
+    """Take the next bytes of the header, unless it alone is too large; whether they are the last."""
+    complete = feed.feed(chunk)
+    if feed.least > limits.body_nbytes:
+        raise body_too_large(limits.body_nbytes, feed.least)
+    return complete
 
 
 def _check_implied(header: Header, announced: Announced, limits: ReceiveLimits) -> None:

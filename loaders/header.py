@@ -110,6 +110,11 @@ class HeaderFeed:
         self._buffer += chunk[: self._need - len(self._buffer)]
         return len(self._buffer) == self._need
 
+    @property
+    def least(self) -> int:
+        """Bytes that the whole file has at least, as far as its start tells."""
+        return self._need or len(self._buffer)
+
     def ended(self) -> ProblemError:
         """The refusal if the stream ends now, before its header is complete."""
         return _ends_early(self._need or PREFIX_NBYTES, len(self._buffer))

@@ -227,6 +227,35 @@ def test_attack(server: Server, attack: Attack) -> None:
     server.assert_nothing_left()
 
 
+WRONG = {attack.id: attack.body for attack in ATTACKS} | {
+    "wrong from the start and too large": bytes(3 * LIMIT),
+    "a header without end": (2 * LIMIT).to_bytes(8, "little") + b" " * 3 * LIMIT,
+    "a bad header and too large": b"\x02" + bytes(7) + b"[]" + bytes(3 * LIMIT),
+    "good, but goes on beyond the limit": GOOD + bytes(2 * LIMIT),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_refusal_does_not_depend_on_the_pieces(tmp_path: Path, wrong: str) -> None:
+    """However the network cuts a body, the same thing is found wrong with it."""
+    content = WRONG[wrong]
+    limits = ReceiveLimits(body_nbytes=LIMIT)
+
+    async def refusal(size: int) -> Code:
+        pieces = iter([content[at : at + size] for at in range(0, len(content), size)])
+
+        async def receive() -> Message:
+            piece = next(pieces, b"")
+            return {"type": "http.request", "body": piece, "more_body": piece != b""}
+
+        with pytest.raises(ProblemError) as refused:
+            await receive_body(_request(receive), tmp_path, limits, StagedBudget(10 * LIMIT))
+        return refused.value.code
+
+    codes = {size: asyncio.run(refusal(size)) for size in (len(content) or 1, 50_000, 9, 8, 3)}
+    assert len(set(codes.values())) == 1, codes
+
+
 # what headers announce
 
 
@@ -348,10 +377,10 @@ def test_chunked_is_counted(server: Server) -> None:
     server.assert_nothing_left()
 
 
-def test_endless_header_is_counted(server: Server) -> None:
-    """A body over whose limit not even the header has arrived is 413 with the first byte too many."""
+def test_header_over_the_limit(server: Server) -> None:
+    """A header that ends beyond the body's limit is 413 as soon as its length has arrived."""
     server.receiver.limits = replace(server.receiver.limits, body_nbytes=50, idle_s=0.3)
-    for size, code in ((50, Code.BODY_TIMEOUT), (51, Code.BODY_TOO_LARGE)):
+    for size, code in ((7, Code.BODY_TIMEOUT), (8, Code.BODY_TOO_LARGE), (60, Code.BODY_TOO_LARGE)):
         content = ((4000).to_bytes(8, "little") + b"{" * 60)[:size]
         assert server.ask(chunk(content), TYPE, CHUNKED).code == code
 
