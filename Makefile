@@ -3,8 +3,8 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help system tools setup install demo serve quick clients test test-all nvidia setup-gpu test-gpu \
-	crash bench check docs format clean
+.PHONY: help system tools setup install demo serve browser screenshots quick clients test test-all nvidia \
+	setup-gpu test-gpu crash bench check docs format clean
 
 PYTHON ?= python3
 DEMO := .graft/demo-model
@@ -77,6 +77,14 @@ serve: setup  ## run admin (8001) and vLLM (8000); MODEL=folder, ARGS= for graft
 	@[ "$(MODEL)" != "$(DEMO)" ] || $(BIN)/graft demo-model $(DEMO)
 	exec $(BIN)/graft serve "$(MODEL)" $(ARGS) -- $(VLLM_ARGS)
 
+browser:  ## install Debian's Chromium, which the tests of the dashboard drive
+	@command -v chromium >/dev/null || { \
+		echo "installing from Debian: chromium"; \
+		$(APT) update -qq && $(APT) install -qq -y --no-install-recommends chromium </dev/null; }
+
+screenshots: setup browser  ## the dashboard's pictures for the docs, made anew
+	GRAFT_SCREENSHOTS=1 $(BIN)/python -m pytest -q tests/dashboard -k pictures
+
 QUICK := -m "not big and not slow and not vllm and not long"
 quick: setup tools  ## the tests that need no engine, in two halves at once
 	@$(BIN)/python -m pytest -q tests/app $(QUICK) & half=$$!; status=0; \
@@ -95,11 +103,11 @@ clients: system tools  ## the generators of clients and the linter of /openapi.j
 		(cd $(CLIENTS) && npm ci --ignore-scripts --no-audit --no-fund --loglevel=error) && \
 		echo "$(CLIENTS_KEY)" > $(CLIENTS_STAMP); }
 
-test: setup tools clients  ## every test: the quick ones, then those on a real engine
+test: setup tools clients browser  ## every test: the quick ones, then those on a real engine
 	$(BIN)/python -m pytest tests --ignore=tests/e2e -m "not long"
 	$(BIN)/python -m pytest tests/e2e -m "not long"
 
-test-all: setup tools clients  ## also what takes longer: every layout on both toys
+test-all: setup tools clients browser  ## also what takes longer: every layout on both toys
 	$(BIN)/python -m pytest tests
 
 nvidia:

@@ -12,7 +12,9 @@ from app.problems import respond
 from app.settings import Settings
 from schemas.problems import Code, ProblemError
 
-_OPEN_PATHS = frozenset({"/health/live"})
+DASHBOARD = "/dashboard/"
+"""Below this are the files of the page at `/`, and nothing else."""
+_OPEN_PATHS = frozenset({"/health/live", "/"})
 
 
 def is_loopback(host: str) -> bool:
@@ -86,7 +88,8 @@ class Access:
             )
         if not self._origin_allowed(headers):
             return ProblemError(Code.BAD_ORIGIN, "List the origin in GRAFT_ALLOWED_ORIGINS if it is yours.")
-        if path not in _OPEN_PATHS and not self._token_valid(headers):
+        is_open = path in _OPEN_PATHS or path.startswith(DASHBOARD)
+        if not is_open and not self._token_valid(headers):
             return ProblemError(Code.UNAUTHORIZED, "Send the header Authorization: Bearer <token>.")
         return None
 

@@ -1,17 +1,20 @@
 """Named versions: what they need stays within reach while the name exists."""
 
 from app.blobs import Blobs
+from app.feed import Feed
 from app.journal import Journal
 from app.ledger import BaselineRecord, Ledger
+from schemas.events import BaselineEvent
 
 
 class Baselines:
     """Names and unnames versions, in the ledger first."""
 
-    def __init__(self, journal: Journal, ledger: Ledger, blobs: Blobs, undo_budget: int) -> None:
+    def __init__(self, journal: Journal, ledger: Ledger, blobs: Blobs, feed: Feed, undo_budget: int) -> None:
         self._journal = journal
         self._ledger = ledger
         self._blobs = blobs
+        self._feed = feed
         self._undo_budget = undo_budget
 
     async def put(self, name: str, version: int) -> BaselineRecord:
@@ -29,6 +32,7 @@ class Baselines:
             if before is not None:
                 self._ledger.set_baseline(before)
             raise
+        self._feed.publish(BaselineEvent(name=name, version=version))
         await self._blobs.tidy()
         return record
 
@@ -37,4 +41,5 @@ class Baselines:
         self._ledger.baseline(name)
         await self._journal.delete_baseline(name)
         self._ledger.delete_baseline(name)
+        self._feed.publish(BaselineEvent(name=name, version=None))
         await self._blobs.tidy()

@@ -66,8 +66,8 @@ class Books:
         if intent.operation is not None:
             views.append(self._operations.ended(intent.operation, receipt=receipt))
         await self._journal.conclude(intent, record, reply, views)
-        self._ledger.append(record)
         self._ledger.undo[record.version] = max((rank.undo_nbytes for rank in result.ranks), default=0)
+        self._ledger.append(record)
         if transaction is not None:
             transaction.turn_out(State.COMMITTED, receipt, None)
         self._show(views)

@@ -85,7 +85,13 @@ _ENTRY = {
     "held": True,
     "undo_nbytes": _WORK.undo_nbytes,
     "baselines": ("good",),
+    "tensors": _RECEIPT.tensors,
+    "experts": _RECEIPT.experts,
+    "nbytes": _RECEIPT.nbytes,
+    "timing": _RECEIPT.timing,
 }
+EVENT = 'id: 5b1f0c9e-17\nevent: baseline\ndata: {"type":"baseline","name":"good","version":"7"}\n\n'
+"""What a stream of events looks like."""
 _BASELINE = versions.Baseline(name="good", version=7, created_at=_ENDED)
 _ENGINE = status.EngineStatus(
     url="http://127.0.0.1:8000",
@@ -135,6 +141,7 @@ _BODIES: tuple[BaseModel, ...] = (
             model.ExpertTensor(name="down_proj_bias", dtype=Dtype.BF16, shape=(2880,)),
         ),
     ),
+    status.ExpertMap(version=7, layers=(status.LayerExperts(layer=3, versions=(*5 * (0,), 7, *26 * (0,))),)),
     status.TensorPage(tensors=(_TENSOR,), next=None),
     _UPLOAD,
     _PREPARATION,

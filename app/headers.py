@@ -40,6 +40,9 @@ PREFER = _header(
     minLength=1,
     pattern="^[\\t -~]+$",
 )
+LAST_EVENT_ID = _header(
+    "Last-Event-ID", "Go on after this event; without it, or if it is gone, with `reset`.", "5b1f0c9e-17"
+)
 CONTENT_DIGEST = _header(
     "Content-Digest",
     "Checked if sent (RFC 9530), with sha-256 or sha-512; other algorithms are ignored.",

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from app.arrivals import Arrival
 from app.idempotency import key_of, ticket_of
 from app.link import Engine
 from app.logs import bound, event
@@ -88,17 +89,22 @@ class Intake:
         self._service = service
         self._request = request
         self._body = body
+        self._transaction: str | None = None
+        """The one that was asked for."""
 
     async def into(self, id: str) -> Response:
         """Stage the body in transaction `id`."""
+        self._transaction = id
 
         def refuse_early() -> None:
             self._service.transactions.get(id).require(IDLE)
 
-        async def use(file: StagedFile, stack: AsyncExitStack, ticket: Ticket | None) -> Response:
+        async def use(
+            file: StagedFile, stack: AsyncExitStack, ticket: Ticket | None, arrival: Arrival
+        ) -> Response:
             transaction = self._service.transactions.get(id)
             with bound(transaction=transaction.id):
-                upload = await self._add(transaction, file, stack)
+                upload = await self._add(transaction, file, stack, arrival)
             return JSONResponse(upload.model_dump(mode="json"))
 
         return await self._run(refuse_early, use)
@@ -115,11 +121,13 @@ class Intake:
             expected.check(current)
             check_base(options.base_version, current)
 
-        async def use(file: StagedFile, stack: AsyncExitStack, ticket: Ticket | None) -> Response:
+        async def use(
+            file: StagedFile, stack: AsyncExitStack, ticket: Ticket | None, arrival: Arrival
+        ) -> Response:
             transaction = await service.transactions.open(options)
             try:
                 with bound(transaction=transaction.id):
-                    await self._add(transaction, file, stack)
+                    await self._add(transaction, file, stack, arrival)
                 receipt = await service.changes.commit(transaction, expected, Asker(ticket))
             finally:
                 if transaction.state in IDLE:
@@ -131,7 +139,7 @@ class Intake:
     async def _run(
         self,
         refuse_early: Callable[[], None],
-        use: Callable[[StagedFile, AsyncExitStack, Ticket | None], Awaitable[Response]],
+        use: Callable[[StagedFile, AsyncExitStack, Ticket | None, Arrival], Awaitable[Response]],
     ) -> Response:
         """Receive the body and use it, unless the same request has been answered before."""
         service, request = self._service, self._request
@@ -140,18 +148,25 @@ class Intake:
             service.link.require_known()
             refuse_early()
             self._body.check_place(service.link.require().catalogue)
-        service.staging.check(request)
-        file = await service.staging.receive(request)
+        nbytes = service.staging.check(request)
+        arrival = Arrival(service.feed, self._transaction, self._body.place, nbytes)
+        with arrival.judged():
+            file = await service.staging.receive(request, arrival.received)
 
         async def once() -> Response:
             async with AsyncExitStack() as stack:
                 stack.push_async_callback(service.staging.discard, [file])
                 ticket = ticket_of(request, file.blake3)
-                return await service.replies.once(ticket, lambda: use(file, stack, ticket))
+                with arrival.judged():
+                    answer = await service.replies.once(ticket, lambda: use(file, stack, ticket, arrival))
+                arrival.accepted(self._transaction)
+                return answer
 
         return await service.tasks.finish(once())
 
-    async def _add(self, transaction: Transaction, file: StagedFile, stack: AsyncExitStack) -> Upload:
+    async def _add(
+        self, transaction: Transaction, file: StagedFile, stack: AsyncExitStack, arrival: Arrival
+    ) -> Upload:
         """Check the body and give it to the transaction, which then owns the file."""
         service = self._service
         engine = service.link.require()
@@ -161,6 +176,7 @@ class Intake:
         voided = transaction.prepared
         upload, replaced = transaction.add(accepted)
         stack.pop_all()
+        arrival.accepted(transaction.id)
         service.metrics.uploaded(checked.kind, file.nbytes, checked.density)
         event(
             _log, logging.INFO, "upload accepted", kind=checked.kind, nbytes=file.nbytes, blake3=file.blake3

@@ -1,15 +1,16 @@
 """Versions, what can be rolled back to, and baselines: the ledger as it is read, in memory."""
 
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from app.lineage import Lineage, blobs_of, compacted
+from app.touched import Marks, Touched
 from schemas.bridge import StagedUpload
 from schemas.problems import Code, ProblemError
 from schemas.transactions import Receipt
-from schemas.versions import VersionKind
+from schemas.versions import VersionEntry, VersionKind
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,8 @@ class Ledger:
     """
 
     def __init__(self) -> None:
+        self.tell: Callable[[VersionRecord], None] = _nobody
+        """Who is told of a version once it is the current one."""
         self.begin(uuid.uuid4().hex, [VersionRecord(0, VersionKind.BASE, datetime.now(UTC))], ())
 
     def begin(self, id: str, records: Iterable[VersionRecord], baselines: Iterable[BaselineRecord]) -> None:
@@ -63,6 +66,7 @@ class Ledger:
         self._nearest: dict[int, int] = {}
         self._lineages: dict[int, Lineage] = {}
         self._needs: dict[int, frozenset[str]] = {}
+        self._touched = Touched()
         self._unrecorded: set[int] = set()
         self._current = 0
         for record in records:
@@ -93,11 +97,14 @@ class Ledger:
         root = record.version if record.restores is None else self._root[record.restores]
         if root == record.version:
             self._begin_root(record)
+            before = None if record.base_version is None else self._root[record.base_version]
+            self._touched.add(record.version, record.kind, before, record.uploads)
         # The writes live on in the lineage, and only for as long as that is kept.
         self._records[record.version] = replace(record, uploads=())
         self._root[record.version] = root
         self._nearest[root] = record.version
         self._current = record.version
+        self.tell(record)
 
     def _begin_root(self, record: VersionRecord) -> None:
         if record.kind is VersionKind.BASE:
@@ -113,6 +120,31 @@ class Ledger:
 
     def _keep(self, root: int, lineage: Lineage) -> None:
         self._lineages[root], self._needs[root] = lineage, blobs_of(lineage)
+
+    def touched(self, version: int) -> Marks:
+        """Which version last wrote to each expert, as of `version`; raises unknown_version."""
+        return self._touched.at(self.root(version))
+
+    def entry(self, record: VersionRecord) -> VersionEntry:
+        """A version on the wire."""
+        receipt = record.receipt
+        return VersionEntry(
+            version=record.version,
+            kind=record.kind,
+            created_at=record.created_at,
+            base_version=record.base_version,
+            restores=record.restores,
+            transaction=record.transaction,
+            label=record.label,
+            path=receipt.path if receipt else None,
+            held=self.held(record.version),
+            undo_nbytes=self.undo.get(record.version, 0),
+            baselines=tuple(b.name for b in self.baselines() if b.version == record.version),
+            tensors=receipt.tensors if receipt else 0,
+            experts=receipt.experts if receipt else 0,
+            nbytes=receipt.nbytes if receipt else None,
+            timing=receipt.timing if receipt else None,
+        )
 
     def lineage(self, version: int) -> Lineage | None:
         """What the weights of `version` consist of; none if that was never known, or was let go."""
@@ -219,3 +251,7 @@ class Ledger:
         """Forget the name; raises unknown_baseline."""
         self.baseline(name)
         del self._baselines[name]
+
+
+def _nobody(record: VersionRecord) -> None:
+    """There is nobody to tell."""

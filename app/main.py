@@ -10,6 +10,8 @@ from app.access import Access
 from app.requests import Requests
 from app.routes import (
     baselines,
+    dashboard,
+    events,
     exports,
     health,
     model,
@@ -50,8 +52,9 @@ def create_app(
     app.add_middleware(CloseUnread)
     app.add_middleware(Requests, metrics=service.metrics)  # the last one is the outermost
     changing = (transactions, uploads, versions, baselines, reload, exports, operations)
-    for part in (health, status, model, *changing, readback):
+    for part in (health, status, events, model, *changing, readback):
         app.include_router(part.router)
+    dashboard.install(app)
     problems.install(app)
     openapi.install(app)
     return app

@@ -6,11 +6,22 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
+from pydantic import TypeAdapter
 
 from app import examples
 from app.bodies import JsonRoute, UploadRoute
-from app.headers import CONTENT_DIGEST, ETAG, IDEMPOTENCY_KEY, IF_MATCH, LOCATION, PREFER, RETRY_AFTER
+from app.headers import (
+    CONTENT_DIGEST,
+    ETAG,
+    IDEMPOTENCY_KEY,
+    IF_MATCH,
+    LAST_EVENT_ID,
+    LOCATION,
+    PREFER,
+    RETRY_AFTER,
+)
 from app.problems import MEDIA_TYPE
+from schemas.events import Event
 from schemas.operations import Operation
 from schemas.problems import STATUS, Code, Problem
 
@@ -18,6 +29,7 @@ Json = dict[str, Any]
 
 UPLOAD_TYPES = ("application/octet-stream", "application/vnd.safetensors")
 SAFETENSORS = "application/vnd.safetensors"
+EVENT_STREAM = "text/event-stream"
 
 TAGS = {
     "health": "For machines that start, stop and watch the service.",
@@ -160,6 +172,27 @@ def binary_answer(description: str) -> dict[int | str, Json]:
     return {200: {"description": description, "content": content, "headers": {"ETag": ETAG}}}
 
 
+def event_stream(description: str) -> dict[int | str, Json]:
+    """A 200 that goes on: items are events whose data is JSON (`itemSchema` as of OpenAPI 3.2)."""
+    data = {"contentMediaType": "application/json", "contentSchema": {"$ref": "#/components/schemas/Event"}}
+    item = {
+        "type": "object",
+        "properties": {
+            "id": {"type": "string"},
+            "event": {"type": "string"},
+            "data": {"type": "string", **data},
+        },
+        "required": ["id", "event", "data"],
+    }
+    content = {EVENT_STREAM: {"schema": {"type": "string"}, "itemSchema": item, "example": examples.EVENT}}
+    return {200: {"description": description, "content": content}}
+
+
+def last_event() -> Json:
+    """The header that a stream of events is resumed by, for `openapi_extra`."""
+    return {"parameters": [LAST_EVENT_ID]}
+
+
 def install(app: FastAPI) -> None:
     """Serve a schema that tells what all routes have in common, too."""
 
@@ -177,8 +210,9 @@ def _schema(app: FastAPI) -> Json:
     schema["servers"] = [{"url": "/", "description": "Where this document came from."}]
     schema["tags"] = [{"name": name, "description": text} for name, text in TAGS.items()]
     components = schema.setdefault("components", {})
-    components["schemas"]["Problem"] = Problem.model_json_schema(ref_template="#/components/schemas/{model}")
-    components["schemas"].update(components["schemas"]["Problem"].pop("$defs", {}))
+    for name, adapter in (("Problem", TypeAdapter(Problem)), ("Event", TypeAdapter(Event))):
+        described = adapter.json_schema(ref_template="#/components/schemas/{model}", mode="serialization")
+        components["schemas"] = described.pop("$defs", {}) | components["schemas"] | {name: described}
     components["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
     schema["security"] = [{}, {"bearer": []}]
     for unused in ("HTTPValidationError", "ValidationError"):

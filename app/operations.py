@@ -6,11 +6,13 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from app.feed import Feed
 from app.journal import Journal
 from app.logs import bound
 from app.problems import as_problem
 from app.records import Ticket
 from app.tasks import Tasks
+from schemas.events import OperationEvent
 from schemas.operations import Operation, OperationKind, OperationState
 from schemas.problems import Code, ProblemError
 from schemas.transactions import Receipt
@@ -29,9 +31,10 @@ class Asker:
 class Operations:
     """All that run, and the latest that have ended."""
 
-    def __init__(self, journal: Journal, tasks: Tasks, limit: int) -> None:
+    def __init__(self, journal: Journal, tasks: Tasks, feed: Feed, limit: int) -> None:
         self._journal = journal
         self._tasks = tasks
+        self._feed = feed
         self._limit = limit
         self._all: dict[str, Operation] = {}
 
@@ -57,6 +60,9 @@ class Operations:
     def put(self, operation: Operation) -> None:
         """An operation as it stands now; its progress need not outlive the service."""
         self._all[operation.id] = operation
+        version = operation.receipt.version if operation.receipt else None
+        brief = operation.model_copy(update={"receipt": None})  # it can be as long as a transaction
+        self._feed.publish(OperationEvent(operation=brief, version=version))
 
     async def keep(self, operation: Operation) -> None:
         """Remember one that begins, and forget old ones for it. Raises disk_full."""

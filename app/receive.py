@@ -1,7 +1,7 @@
 """Receives an upload's body: from the socket to a staged file, in flat memory, refused early."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,14 +26,26 @@ class ReceiveLimits:
     header: HeaderLimits = field(default_factory=HeaderLimits)
 
 
+Report = Callable[[int], None]
+
+
+def _nobody(received: int) -> None:
+    """There is nobody to tell."""
+
+
 async def receive_body(
-    request: Request, dest_dir: Path, limits: ReceiveLimits, budget: StagedBudget
+    request: Request,
+    dest_dir: Path,
+    limits: ReceiveLimits,
+    budget: StagedBudget,
+    report: Report = _nobody,
 ) -> StagedFile:
     """Stream the body into a new file in `dest_dir`, checked up to its header and hashed.
 
     The caller owns the file; its bytes stay reserved in `budget` until the caller releases them. On every
     failure the file is gone and the reservation with it. Raises what `check_announced` and `parse_header`
     raise, `body_length`, `body_digest`, `body_timeout`, `client_gone`, `staged_budget`, `disk_full`.
+    `report` is told how many bytes have come so far.
     """
     announced = check_announced(request.headers, limits.body_nbytes)
     room = Room(budget)
@@ -43,7 +55,7 @@ async def receive_body(
         try:
             await asyncio.to_thread(sink.open)
             async with aclosing(_chunks(request, limits)) as chunks:
-                header = await _stream(chunks, sink, announced, limits, room)
+                header = await _stream(chunks, sink, announced, limits, room, report)
             blake3, digests = await asyncio.to_thread(sink.close)
             _check_digests(announced.digests, digests)
         except BaseException:
@@ -56,7 +68,12 @@ async def receive_body(
 
 
 async def _stream(
-    chunks: AsyncIterator[bytes], sink: Sink, announced: Announced, limits: ReceiveLimits, room: Room
+    chunks: AsyncIterator[bytes],
+    sink: Sink,
+    announced: Announced,
+    limits: ReceiveLimits,
+    room: Room,
+    report: Report,
 ) -> Header:
     """Write all chunks; the header, once they turn out to be exactly the file that it implies."""
     feed = HeaderFeed(limits.header, announced.nbytes)
@@ -75,6 +92,7 @@ async def _stream(
         elif received > header.nbytes:
             check_file_length(header.nbytes, received)
         await batches.put(chunk)
+        report(received)
     _check_received(announced, received)
     if header is None:
         raise feed.ended()

@@ -120,6 +120,7 @@ class Foreground:
             await self._server.serve(sockets=[listener])
 
     async def _end(self, admin: asyncio.Task[None]) -> None:
+        self._service.feed.close()  # else the server would wait for its readers
         self._server.should_exit = True
         await asyncio.wait({admin}, timeout=ADMIN_GRACE_S)
         if self._supervisor:

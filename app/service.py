@@ -23,6 +23,7 @@ from app.digests import VersionDigests
 from app.engine import EngineClient
 from app.exports import Exports
 from app.failpoints import Failpoints
+from app.feed import Feed
 from app.idempotency import Replies
 from app.journal import Journal
 from app.ledger import Ledger
@@ -34,9 +35,11 @@ from app.reload import Reloads
 from app.rewind import Rewind
 from app.settings import Settings
 from app.staging import Staging
+from app.status import Lookout, engine_status, rooms
 from app.tasks import Tasks
 from app.transactions import Transactions
 from app.undo import UndoRoom
+from schemas.events import EngineEvent, StorageEvent, VersionEvent
 from schemas.problems import Code, ProblemError
 from schemas.status import Progress
 from schemas.transactions import State
@@ -54,19 +57,20 @@ class Service:
         self.progress: Callable[[], Progress | None] = lambda: None
         """How the start of a managed engine is going; whoever starts one puts it here."""
         self.metrics = Metrics()
+        self.feed = Feed(settings.event_backlog, settings.event_readers, settings.event_beat_s)
         self.tasks = Tasks()
         failpoints = Failpoints()
         self.journal = Journal(Database(settings.ledger_file, failpoints))
         self.replies = Replies(settings.idempotency_keys, self.journal)
         self.ledger = Ledger()
-        self.transactions = Transactions(settings, self.journal)
-        self.operations = Operations(self.journal, self.tasks, settings.operations)
+        self.transactions = Transactions(settings, self.journal, self.feed)
+        self.operations = Operations(self.journal, self.tasks, self.feed, settings.operations)
         self.client = EngineClient(settings, failpoints, transport)
         self.link = EngineLink(self.client, settings)
         undo = UndoRoom(self.client, self.ledger, settings.undo_bytes)
         self.staging = Staging(settings)
         self.blobs = Blobs(settings, self.ledger, failpoints)
-        self.baselines = Baselines(self.journal, self.ledger, self.blobs, settings.undo_bytes)
+        self.baselines = Baselines(self.journal, self.ledger, self.blobs, self.feed, settings.undo_bytes)
         self._base = Base(self.journal)
         books = Books(self.journal, self.ledger, self.blobs, self.transactions, self.operations, self.replies)
         rewind = Rewind(self.ledger, self._base, self.blobs)
@@ -96,6 +100,7 @@ class Service:
         )
         self.link.recover = self.recovery.recover
         self.exports = Exports(settings, self.client, self.link, self.ledger, self.operations)
+        self._lookout = Lookout(self.feed, self.engine_event, self.storage_event, settings.event_look_s)
         self.reloads = Reloads(settings, self.client, self.link, self.ledger, self.changes)
 
     @asynccontextmanager
@@ -104,14 +109,21 @@ class Service:
         self.token = await asyncio.to_thread(load_token, self.settings)
         await asyncio.to_thread(_make, self.settings.state_dir)
         await self._remember()
+        self.ledger.tell = lambda record: self.feed.publish(VersionEvent(version=self.ledger.entry(record)))
         await asyncio.to_thread(_empty, self.settings.staged_dir, self.settings.read_dir)
         background = [
             asyncio.create_task(work)
-            for work in (self.link.watch(), self._sweep(), self._digests.record_for_ever())
+            for work in (
+                self.link.watch(),
+                self._sweep(),
+                self._digests.record_for_ever(),
+                self._lookout.look_for_ever(),
+            )
         ]
         try:
             yield
         finally:
+            self.feed.close()
             await self.exports.close()
             await self.tasks.drain()
             for task in background:
@@ -159,6 +171,19 @@ class Service:
         if state.paused:
             raise ProblemError(Code.ENGINE_UNAVAILABLE, "Generation is paused, and not by a commit.")
         return self.ledger.current.version
+
+    def engine_event(self) -> EngineEvent:
+        """The engine, and whether it can be changed, as of now."""
+        progress = self.recovery.progress or self.progress()
+        return EngineEvent(
+            writable=self.link.problem is None,
+            busy=self.changes.busy,
+            engine=engine_status(self.client, self.link, progress),
+        )
+
+    def storage_event(self) -> StorageEvent:
+        """Bytes in use, as of now."""
+        return StorageEvent(storage=rooms(self.settings, self.staging, self.changes.undo, self.blobs))
 
     async def _sweep(self) -> None:
         """Let overdue transactions expire, for ever."""

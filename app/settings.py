@@ -124,6 +124,15 @@ class Settings(BaseSettings):
     operations: Annotated[int, Field(gt=0)] = 1000
     """How many ended operations stay readable."""
 
+    event_backlog: Annotated[int, Field(gt=0)] = 1000
+    """How many events are kept for readers that come back or are slow; about a kilobyte each."""
+    event_readers: Annotated[int, Field(gt=0)] = 64
+    """How many streams of events may be open."""
+    event_beat_s: Seconds = 15
+    """How long a stream of events may be silent before it says so."""
+    event_look_s: Seconds = 0.25
+    """How often engine and budgets are compared with what readers of events were told."""
+
     @property
     def staged_dir(self) -> Path:
         """Where uploads are received; absolute, since the engine opens files there."""

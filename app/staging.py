@@ -9,7 +9,7 @@ from starlette.requests import Request
 
 from app.announced import check_announced
 from app.budget import StagedBudget
-from app.receive import ReceiveLimits, receive_body
+from app.receive import ReceiveLimits, Report, receive_body
 from app.settings import Settings
 from loaders.header import HeaderLimits
 from loaders.staged import StagedFile
@@ -30,13 +30,13 @@ class Staging:
             header=HeaderLimits(nbytes=settings.header_bytes),
         )
 
-    def check(self, request: Request) -> None:
-        """Refuse what can be refused by the request's headers alone."""
-        check_announced(request.headers, self._limits.body_nbytes)
+    def check(self, request: Request) -> int | None:
+        """Refuse what can be refused by the request's headers alone; how many bytes they announce."""
+        return check_announced(request.headers, self._limits.body_nbytes).nbytes
 
-    async def receive(self, request: Request) -> StagedFile:
+    async def receive(self, request: Request, report: Report) -> StagedFile:
         """The body as a file, which the caller discards in the end. Raises what `receive_body` does."""
-        return await receive_body(request, self.folder, self._limits, self.budget)
+        return await receive_body(request, self.folder, self._limits, self.budget, report)
 
     async def discard(self, files: Iterable[StagedFile]) -> None:
         """Delete files and free their room, without blocking the event loop.

@@ -7,12 +7,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
+from app.feed import Feed
 from app.journal import Journal
 from app.logs import event
 from app.settings import Settings
 from loaders.staged import StagedFile
 from schemas import transactions as wire
 from schemas.bridge import PrepareResult, StagedUpload
+from schemas.events import TransactionEvent
 from schemas.problems import Code, Problem, ProblemError
 from schemas.transactions import State, TransactionOptions
 
@@ -61,7 +63,8 @@ class Prepared:
 class Transaction:
     """One transaction. Only its own methods change it."""
 
-    def __init__(self, options: TransactionOptions, expires_in_s: float) -> None:
+    def __init__(self, options: TransactionOptions, expires_in_s: float, feed: Feed) -> None:
+        self._feed = feed
         self.id = secrets.token_hex(8)
         self.options = options
         self.created_at = datetime.now(UTC)
@@ -82,7 +85,7 @@ class Transaction:
         """What an earlier process knew of it, if it is one of its."""
 
     @staticmethod
-    def of_the_past(view: wire.Transaction) -> "Transaction":
+    def of_the_past(view: wire.Transaction, feed: Feed) -> "Transaction":
         """One that an earlier process knew; its files are gone."""
         options = TransactionOptions(
             base_version=view.base_version,
@@ -90,7 +93,7 @@ class Transaction:
             label=view.label,
             allow_nonfinite=view.allow_nonfinite,
         )
-        past = Transaction(options, 0)
+        past = Transaction(options, 0, feed)
         past.id, past.state, past.past = view.id, view.state, view
         past.receipt, past.problem = view.receipt, view.problem
         return past
@@ -126,12 +129,14 @@ class Transaction:
                 Code.TRANSACTION_STATE, f"The transaction is {self.state}, not ready to be {state}."
             )
         self.state = state
+        self.tell()
 
     def turn_out(self, state: State, receipt: wire.Receipt | None, problem: Problem | None) -> None:
         """How a commit ended, as the ledger now says; what was thought of it before does not count."""
         if self.state not in (State.COMMITTING, State.FAILED):
             raise ValueError(f"a transaction that is {self.state} has no commit to turn out")
         self.state, self.receipt, self.problem = state, receipt, problem
+        self.tell()
 
     def add(self, accepted: Accepted) -> tuple[wire.Upload, list[StagedFile]]:
         """Put an upload last; what was said about it, and files that are no longer needed.
@@ -148,8 +153,8 @@ class Transaction:
             self._places[placed.place] = self._accepted
         self._nbytes += upload.nbytes
         self.prepared = None  # even if the engine should fail to drop it, it is not this transaction any more
-        if self.state is State.PREPARED:
-            self.move(State.OPEN)
+        self.state = State.OPEN
+        self.tell()
         return upload, [old.file for old in replaced]
 
     def _take_out(self, place: tuple[int, int] | None) -> list[Accepted]:
@@ -172,6 +177,22 @@ class Transaction:
             for number, one in self._uploads.items()
         }
         return files
+
+    def tell(self) -> None:
+        """Tell the feed how it stands."""
+        self._feed.publish(
+            TransactionEvent(
+                id=self.id,
+                state=self.state,
+                label=self.options.label,
+                created_at=self.past.created_at if self.past else self.created_at,
+                expires_at=self.past.expires_at if self.past else self.expires_at,
+                uploads=len(self.past.uploads if self.past else self.uploads),
+                nbytes=self.past.nbytes if self.past else self._nbytes,
+                version=self.receipt.version if self.receipt else None,
+                problem=self.problem,
+            )
+        )
 
     def view(self) -> wire.Transaction:
         """The transaction on the wire."""
@@ -198,14 +219,15 @@ class Transaction:
 class Transactions:
     """All transactions that are live, and the latest of those that have ended."""
 
-    def __init__(self, settings: Settings, journal: Journal) -> None:
+    def __init__(self, settings: Settings, journal: Journal, feed: Feed) -> None:
+        self._feed = feed
         self._settings = settings
         self._journal = journal
         self._all: dict[str, Transaction] = {}
 
     async def begin(self, views: Iterable[wire.Transaction], in_doubt: str | None) -> None:
         """Take over what an earlier process left: what was open is interrupted, but for `in_doubt`."""
-        past = [Transaction.of_the_past(view) for view in views]
+        past = [Transaction.of_the_past(view, self._feed) for view in views]
         self._all = {one.id: one for one in past}
         live = self.live()
         for one in live:
@@ -225,7 +247,7 @@ class Transactions:
 
     async def open(self, options: TransactionOptions) -> Transaction:
         """A new transaction; raises what `check` does, and disk_full."""
-        transaction = Transaction(options, self.check(options))
+        transaction = Transaction(options, self.check(options), self._feed)
         ended = [one for one in self._all.values() if one.state not in LIVE]
         forgotten = ended[: max(0, len(ended) - self._settings.ended_transactions)]
         self._all[transaction.id] = transaction
@@ -237,6 +259,7 @@ class Transactions:
         for one in forgotten:
             self._all.pop(one.id, None)
         event(_log, logging.INFO, "transaction opened", transaction=transaction.id)
+        transaction.tell()
         return transaction
 
     async def note_end(self, transaction: Transaction) -> None:

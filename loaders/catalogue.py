@@ -122,6 +122,10 @@ class Catalogue:
         """Numbers of the layers that have experts, ascending."""
         return tuple(self._layers)
 
+    def expert_group(self, layer: int) -> str:
+        """What the names of that layer's experts have in common, as `parse_expert` tells it."""
+        return self._groups[layer]
+
     def tensors(self, prefix: str = "", after: str = "") -> list[CheckpointTensor]:
         """Tensors whose names start with `prefix` and come after `after`, sorted by name."""
         begin = bisect_left(self._names, max(prefix, after + "\0" if after else ""))

@@ -47,6 +47,25 @@ def _bad_index(draft: Draft, entry: TensorEntry, error: values.IndexFault) -> Pr
     return listed(Code.BAD_INDEX, [fault(draft.where, detail, numel=draft.numel, **members)])
 
 
+def experts_of(descriptor: int, drafts: Sequence[Draft]) -> list[tuple[int, ...] | None]:
+    """For each draft the experts that its positions are of, if it is sparse over a stack and leaves some out.
+
+    Patches may share one list of indices: it is read once for each size of an expert.
+    """
+    known: dict[tuple[str, int], tuple[int, ...]] = {}
+    found: list[tuple[int, ...] | None] = []
+    for draft in drafts:
+        size, entry = draft.slice_numel, draft.indices
+        if not size or entry is None:
+            found.append(None)
+            continue
+        key = (entry.name, size)
+        if key not in known:
+            known[key] = values.blocks_of(descriptor, entry.begin, entry.nbytes, entry.dtype, size)
+        found.append(known[key] if len(known[key]) < draft.place.shape[0] else None)
+    return found
+
+
 def check_bools(descriptor: int, drafts: Sequence[Draft]) -> None:
     """Raises `bad_value` for a BOOL that is neither 0 nor 1."""
     for draft, entry in _value_entries(drafts):

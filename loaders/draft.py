@@ -6,7 +6,7 @@ from math import prod
 
 from loaders.catalogue import Place
 from loaders.header import TensorEntry
-from loaders.names import is_scale
+from loaders.names import canonical, is_scale, parse_expert
 from loaders.refusal import Fault, fault, fixed, refuse_any, shown
 from loaders.shapes import same_elements
 from schemas.bridge import IndexSpan, Span, TensorWrite
@@ -35,14 +35,23 @@ class Draft:
         tensor = self.place.tensor
         return Dtype.F8_E8M0 if tensor.dtype is Dtype.U8 and is_scale(tensor.name) else tensor.dtype
 
-    def write(self) -> TensorWrite:
-        """What the engine is told."""
+    @property
+    def slice_numel(self) -> int | None:
+        """Elements of one expert, if this goes to positions all over a tensor that stacks experts."""
+        parts = parse_expert(canonical(self.place.tensor.name))
+        if self.indices is None or self.place.expert is not None or parts is None or parts.expert is not None:
+            return None
+        return prod(self.place.shape[1:])
+
+    def write(self, experts: tuple[int, ...] | None = None) -> TensorWrite:
+        """What the engine is told, and of which `experts` the positions are if that was looked at."""
         return TensorWrite(
             tensor=self.place.tensor.name,
             expert=self.place.expert,
             values=Span(offset=self.values.begin, nbytes=self.values.nbytes),
             indices=self.indices
             and IndexSpan(offset=self.indices.begin, nbytes=self.indices.nbytes, dtype=self.indices.dtype),
+            experts=experts,
         )
 
 

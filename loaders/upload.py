@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from loaders.catalogue import Catalogue, ExpertLayout
-from loaders.contents import check_bools, check_finite, check_indices, check_ties
+from loaders.contents import check_bools, check_finite, check_indices, check_ties, experts_of
 from loaders.draft import Draft, check_form
 from loaders.header import Header
 from loaders.names import other_parts
@@ -98,13 +98,14 @@ def _checked(
         if not allow_nonfinite:
             check_finite(descriptor, drafts)
         check_ties(descriptor, drafts)
+        experts = experts_of(descriptor, drafts)
     names = tuple(dict.fromkeys(draft.place.tensor.name for draft in drafts))
     return CheckedUpload(
         upload=StagedUpload(
             path=str(staged.path),
             nbytes=staged.nbytes,
             blake3=staged.blake3,
-            writes=tuple(draft.write() for draft in drafts),
+            writes=tuple(draft.write(found) for draft, found in zip(drafts, experts, strict=True)),
         ),
         kind=kind,
         tensors=len(names),

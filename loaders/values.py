@@ -128,6 +128,19 @@ def same_bytes(first: tuple[int, int], second: tuple[int, int], nbytes: int) -> 
     return first == second or all(np.array_equal(one, other) for one, other in pairs)
 
 
+def blocks_of(descriptor: int, offset: int, nbytes: int, dtype: Dtype, size: int) -> tuple[int, ...]:
+    """Which blocks of `size` elements the indices fall into, ascending. They must have been scanned."""
+    found: set[int] = set()
+    for chunk in _chunks(descriptor, offset, nbytes, _INDEX[dtype]):
+        blocks = chunk // size
+        low = int(blocks.min())
+        if int(blocks.max()) - low < len(blocks):  # as they do unless a chunk holds a handful
+            found.update((np.flatnonzero(np.bincount(blocks - low)) + low).tolist())
+        else:
+            found.update(np.unique(blocks).tolist())
+    return tuple(sorted(found))
+
+
 def scan_indices(descriptor: int, offset: int, nbytes: int, dtype: Dtype) -> IndexScan:
     """Lowest and highest index and whether they rise strictly. Raises `IndexFault` on a negative one."""
     low, high, last, count = 2**63 - 1, -1, -1, 0

@@ -43,6 +43,11 @@ class TensorWrite(Output):
     values: Span
     indices: IndexSpan | None = None
     """Flat positions in the tensor, or with `expert` in its slice; none: all elements."""
+    experts: tuple[int, ...] | None = None
+    """Where the tensor stacks experts, those that `indices` are positions of; none: any of them.
+
+    The engine needs none of it: it is for who asks later what a version has touched.
+    """
 
 
 class StagedUpload(Output):

@@ -90,6 +90,7 @@ class Code(StrEnum):
     BASE_CHANGED = "base_changed"
     LEDGER_DAMAGED = "ledger_damaged"
     VERSION_LOST = "version_lost"
+    TOO_MANY_READERS = "too_many_readers"
     INTERNAL = "internal"
 
 
@@ -165,6 +166,7 @@ STATUS: dict[Code, tuple[int, str]] = {
     Code.BASE_CHANGED: (503, "The base checkpoint is not the one that the history began with"),
     Code.LEDGER_DAMAGED: (503, "What the service keeps on disk is damaged"),
     Code.VERSION_LOST: (503, "The current version can't be brought back"),
+    Code.TOO_MANY_READERS: (429, "Too many streams of events are open"),
     Code.INTERNAL: (500, "Graft failed"),
 }
 """HTTP status and title of every code."""

@@ -95,6 +95,24 @@ class Model(ModelInfo):
     """As in the first of these layers."""
 
 
+class LayerExperts(Output):
+    """One layer's experts in the order of their numbers."""
+
+    layer: int
+    versions: tuple[Version | None, ...]
+    """The version that last wrote to each; none if that happened before this history began."""
+
+
+class ExpertMap(Output):
+    """Where the weights of every expert come from, at one version.
+
+    After a rollback that is what it was at the version that was gone back to.
+    """
+
+    version: Version
+    layers: tuple[LayerExperts, ...]
+
+
 class TensorPage(Output):
     """Checkpoint tensors in the order of their names."""
 

@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from schemas.base import Input, Output, Version
-from schemas.transactions import FlightOptions, Label, Receipt
+from schemas.transactions import FlightOptions, Label, Receipt, Timing, Volume
 
 BaselineName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
 
@@ -40,6 +40,11 @@ class VersionEntry(Output):
     undo_nbytes: int
     """Bytes that the engine holds, per rank, to step back from this version."""
     baselines: tuple[str, ...] = ()
+    tensors: int = 0
+    """Checkpoint tensors that it wrote, as its receipt says; likewise the next three."""
+    experts: int = 0
+    nbytes: Volume | None = None
+    timing: Timing | None = None
 
 
 class VersionDetail(VersionEntry):

@@ -7,8 +7,9 @@ from fastapi import APIRouter, Query
 from app.bodies import JsonRoute
 from app.openapi import problems
 from app.service import ServiceDep
+from app.touched import expert_map
 from schemas.problems import Code
-from schemas.status import Model, TensorPage
+from schemas.status import ExpertMap, Model, TensorPage
 
 router = APIRouter(prefix="/v1/model", tags=["model"], route_class=JsonRoute)
 
@@ -23,6 +24,14 @@ async def model(service: ServiceDep) -> Model:
     slots = engine.catalogue.experts(layers[0], 0).slots if layers else ()
     info = engine.description.model.model_dump()
     return Model(**info, expert_layers=layers, expert_tensors=tuple(slot.upload for slot in slots))
+
+
+@router.get("/experts", response_model=ExpertMap, responses=_ABSENT)
+async def expert_versions(service: ServiceDep) -> ExpertMap:
+    """The version that last wrote to each expert, layer by layer, of the weights that are current."""
+    catalogue = service.link.require().catalogue
+    version = service.ledger.current.version
+    return expert_map(version, service.ledger.touched(version), catalogue)
 
 
 @router.get("/tensors", response_model=TensorPage, responses=_ABSENT)

@@ -1,11 +1,11 @@
 """The history of the weights, and the way back."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Path, Response
 
 from app.bodies import JsonRoute, TicketDep
-from app.ledger import Ledger, VersionRecord
+from app.ledger import Ledger
 from app.openapi import COMMIT, accepted, json_parameters, problems, tagged
 from app.operations import Asker
 from app.preconditions import etag, parse_if_match
@@ -25,7 +25,7 @@ router = APIRouter(prefix="/v1", tags=["versions"], route_class=JsonRoute)
 async def list_versions(service: ServiceDep) -> wire.VersionList:
     """The history, oldest first, and what of it can be rolled back to."""
     ledger = service.ledger
-    entries = tuple(wire.VersionEntry(**_entry(ledger, record)) for record in ledger.records())
+    entries = tuple(ledger.entry(record) for record in ledger.records())
     return wire.VersionList(ledger=ledger.id, current=ledger.current.version, versions=entries)
 
 
@@ -39,8 +39,7 @@ async def current_version(service: ServiceDep, response: Response) -> wire.Curre
     ledger = service.ledger
     record = ledger.current
     response.headers["etag"] = etag(record.version)
-    entry = _entry(ledger, record)
-    return wire.CurrentVersion(**entry, receipt=record.receipt, ledger=ledger.id)
+    return wire.CurrentVersion(**dict(ledger.entry(record)), receipt=record.receipt, ledger=ledger.id)
 
 
 @router.get("/versions/{n}", response_model=wire.VersionDetail, responses=problems(Code.UNKNOWN_VERSION))
@@ -49,8 +48,7 @@ async def get_version(
 ) -> wire.VersionDetail:
     """One version with its receipt."""
     record = service.ledger.get(n)
-    entry = _entry(service.ledger, record)
-    return wire.VersionDetail(**entry, receipt=record.receipt)
+    return wire.VersionDetail(**dict(service.ledger.entry(record)), receipt=record.receipt)
 
 
 @router.post(
@@ -90,20 +88,3 @@ def _baseline_version(ledger: Ledger, name: str) -> int:
         return ledger.baseline(name).version
     except ProblemError as error:
         raise ProblemError(Code.VERSION_NOT_HELD, error.detail) from error
-
-
-def _entry(ledger: Ledger, record: VersionRecord) -> dict[str, Any]:
-    names = tuple(b.name for b in ledger.baselines() if b.version == record.version)
-    return {
-        "version": record.version,
-        "kind": record.kind,
-        "created_at": record.created_at,
-        "base_version": record.base_version,
-        "restores": record.restores,
-        "transaction": record.transaction,
-        "label": record.label,
-        "path": record.receipt.path if record.receipt else None,
-        "held": ledger.held(record.version),
-        "undo_nbytes": ledger.undo.get(record.version, 0),
-        "baselines": names,
-    }

@@ -12,9 +12,9 @@ OCTET_LINE = "Content-Type: application/octet-stream"
 
 
 @asynccontextmanager
-async def served(admin: Admin) -> AsyncIterator[int]:
+async def served(admin: Admin, port: int = 0) -> AsyncIterator[int]:
     """The admin's app on a loopback port as well; its lifespan is run by `running`."""
-    config = uvicorn.Config(admin.app, host="127.0.0.1", port=0, lifespan="off", log_level="critical")
+    config = uvicorn.Config(admin.app, host="127.0.0.1", port=port, lifespan="off", log_level="critical")
     server = uvicorn.Server(config)
     task = asyncio.create_task(server.serve())
     await until(lambda: server.started)

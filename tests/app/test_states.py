@@ -4,6 +4,7 @@ from itertools import product
 
 import pytest
 
+from app.feed import Feed
 from app.transactions import IDLE, LIVE, Transaction
 from schemas.problems import ProblemError
 from schemas.transactions import State, TransactionOptions
@@ -29,7 +30,7 @@ WAYS = {
 @pytest.mark.parametrize(("old", "new"), list(product(State, State)))
 def test_only_these_moves_exist(old: State, new: State) -> None:
     """Every pair of states: a way is either known or refused, and ends stay ends."""
-    transaction = Transaction(TransactionOptions(), 60)
+    transaction = Transaction(TransactionOptions(), 60, Feed(10, 1, 15))
     transaction.state = old
     if (old, new) in WAYS:
         transaction.move(new)

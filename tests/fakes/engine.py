@@ -42,20 +42,20 @@ Piece = tuple[str, Array, Array]
 """Tensor name, flat positions, raw values."""
 
 
-def tensors() -> tuple[CheckpointTensor, ...]:
+def tensors(layers: int = LAYERS, experts: int = EXPERTS) -> tuple[CheckpointTensor, ...]:
     """A toy in the style of gpt-oss; one tensor of it can't be updated."""
     shapes: dict[str, tuple[int, ...]] = {
         "model.embed_tokens.weight": (VOCAB, HIDDEN),
         "model.norm.weight": (HIDDEN,),
         "lm_head.weight": (VOCAB, HIDDEN),
     }
-    for layer in range(LAYERS):
+    for layer in range(layers):
         prefix = f"model.layers.{layer}"
         shapes[f"{prefix}.self_attn.q_proj.weight"] = (HIDDEN, HIDDEN)
-        shapes[f"{prefix}.mlp.experts.gate_up_proj"] = (EXPERTS, HIDDEN, 2 * INNER)
-        shapes[f"{prefix}.mlp.experts.gate_up_proj_bias"] = (EXPERTS, 2 * INNER)
-        shapes[f"{prefix}.mlp.experts.down_proj"] = (EXPERTS, INNER, HIDDEN)
-        shapes[f"{prefix}.mlp.experts.down_proj_bias"] = (EXPERTS, HIDDEN)
+        shapes[f"{prefix}.mlp.experts.gate_up_proj"] = (experts, HIDDEN, 2 * INNER)
+        shapes[f"{prefix}.mlp.experts.gate_up_proj_bias"] = (experts, 2 * INNER)
+        shapes[f"{prefix}.mlp.experts.down_proj"] = (experts, INNER, HIDDEN)
+        shapes[f"{prefix}.mlp.experts.down_proj_bias"] = (experts, HIDDEN)
     made = [
         CheckpointTensor(name=name, dtype=Dtype.BF16, shape=shape, treatment=Treatment.DIRECT)
         for name, shape in shapes.items()
@@ -66,11 +66,11 @@ def tensors() -> tuple[CheckpointTensor, ...]:
     return (*made, odd)
 
 
-def base_weights() -> dict[str, Array]:
+def base_weights(described: Sequence[CheckpointTensor] = tensors()) -> dict[str, Array]:
     """Raw bits of every tensor: finite bf16 numbers, different everywhere."""
     rng = np.random.default_rng(7)
     weights: dict[str, Array] = {}
-    for tensor in tensors():
+    for tensor in described:
         floats = rng.standard_normal(prod(tensor.shape)).astype(np.float32).view(np.uint32)
         weights[tensor.name] = (floats >> 16).astype(np.uint16) if tensor.dtype is Dtype.BF16 else floats
     return weights
@@ -177,8 +177,18 @@ class Faults:
 class FakeEngine:
     """The engine behind the bridge's routes; `app` is the bridge."""
 
-    def __init__(self, ranks: int = 1, secret: str | None = None, base: Path | None = None) -> None:
-        """`base` is a checkpoint folder to load at every start; it is made if it is not there."""
+    def __init__(
+        self,
+        ranks: int = 1,
+        secret: str | None = None,
+        base: Path | None = None,
+        shape: tuple[int, int] = (LAYERS, EXPERTS),
+    ) -> None:
+        """`base` is a checkpoint folder to load at every start; it is made if it is not there.
+
+        `shape` is how many layers and experts there are, where there is no `base`.
+        """
+        self._shape = shape
         self.secret = secret
         self.base = base
         self.failpoints = Failpoints()
@@ -192,7 +202,7 @@ class FakeEngine:
         """The folder that it says it was loaded from."""
         self.started = 0
         self.ranks: list[Rank] = []
-        self._tensors = {tensor.name: tensor for tensor in tensors()}
+        self._tensors = {tensor.name: tensor for tensor in tensors(*shape)}
         self._count = ranks
         self.restart()
         self.app = self._routes()
@@ -203,8 +213,13 @@ class FakeEngine:
         self.paused = False
         if self.base is not None and not self.base.exists():
             write_base(self.base, base_weights())
+        described = tensors(*self._shape)
         self.ranks = [
-            Rank(n, f"{self.boot}-{self.started}-{n}", read_base(self.base) if self.base else base_weights())
+            Rank(
+                n,
+                f"{self.boot}-{self.started}-{n}",
+                read_base(self.base) if self.base else base_weights(described),
+            )
             for n in range(self._count)
         ]
 
@@ -258,8 +273,8 @@ class FakeEngine:
                 architecture="GptOssForCausalLM",
                 dtype="bfloat16",
                 quantization=None,
-                layers=LAYERS,
-                experts=EXPERTS,
+                layers=self._shape[0],
+                experts=self._shape[1],
             ),
             tensors=tuple(self._tensors.values()),
             checkpoint=self.checkpoint,

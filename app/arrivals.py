@@ -1,0 +1,67 @@
+"""Bodies that arrive, told in the feed."""
+
+import asyncio
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from app.feed import Feed
+from app.problems import as_problem
+from schemas.events import UploadEvent, UploadState
+from schemas.problems import Code
+
+_STEP_S = 0.2
+"""Least time between two events of one body that is arriving."""
+
+
+class Arrival:
+    """One body, from its first byte until it is accepted or refused."""
+
+    def __init__(
+        self,
+        feed: Feed,
+        transaction: str | None,
+        place: tuple[int | None, int | None],
+        nbytes: int | None,
+    ) -> None:
+        self._feed = feed
+        self._clock = asyncio.get_running_loop().time
+        self._told_at = self._clock()
+        self._event = UploadEvent(
+            id=secrets.token_hex(8),
+            state=UploadState.RECEIVING,
+            transaction=transaction,
+            layer=place[0],
+            expert=place[1],
+            received=0,
+            nbytes=nbytes,
+        )
+        feed.publish(self._event)
+
+    def received(self, nbytes: int) -> None:
+        """So many bytes have arrived in all."""
+        self._event = self._event.model_copy(update={"received": nbytes})
+        if self._clock() - self._told_at >= _STEP_S:
+            self._told_at = self._clock()
+            self._feed.publish(self._event)
+
+    def accepted(self, transaction: str | None) -> None:
+        """It belongs to this transaction now; what becomes of that is another story."""
+        self._end(UploadState.ACCEPTED, transaction=transaction)
+
+    @contextmanager
+    def judged(self) -> Iterator[None]:
+        """Whatever is raised within is why it is refused, unless it has been accepted."""
+        try:
+            yield
+        except Exception as error:
+            self._end(UploadState.REFUSED, code=as_problem(error).code)
+            raise
+        except BaseException:
+            self._end(UploadState.REFUSED, code=Code.CLIENT_GONE)
+            raise
+
+    def _end(self, state: UploadState, **members: object) -> None:
+        if self._event.state is UploadState.RECEIVING:
+            self._event = self._event.model_copy(update={"state": state, **members})
+            self._feed.publish(self._event)

@@ -1,0 +1,61 @@
+// The stream of events, read by fetch: an EventSource could not send the token.
+
+import { ask, Refused } from "./api.js";
+
+const LONGEST_MS = 10_000;
+const SILENT_MS = 60_000; // the service says something every 15 s
+
+/** Events of a stream of text, as { id, data }. */
+async function* parsed(body, alive) {
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    alive();
+    const blocks = (rest + value).split("\n\n");
+    rest = blocks.pop();
+    for (const block of blocks) {
+      const fields = Object.fromEntries(
+        block.split("\n").filter((line) => !line.startsWith(":")).map((line) => {
+          const at = line.indexOf(": ");
+          return [line.slice(0, at), line.slice(at + 2)];
+        }),
+      );
+      if (fields.data) yield { id: fields.id, data: JSON.parse(fields.data) };
+    }
+  }
+}
+
+/** Hand every event to `tell`, in order, and stay connected until `signal`; throws Refused if not let in. */
+export async function follow(tell, show, signal) {
+  let last = null;
+  let wait = 0;
+  while (!signal.aborted) {
+    const silence = new AbortController();
+    let timer;
+    const alive = () => {
+      clearTimeout(timer);
+      timer = setTimeout(() => silence.abort(), SILENT_MS);
+    };
+    try {
+      alive();
+      const headers = last ? { "Last-Event-ID": last } : {};
+      const response = await ask("/v1/events", { headers, signal: AbortSignal.any([signal, silence.signal]) });
+      show("live");
+      wait = 0;
+      for await (const event of parsed(response.body, alive)) {
+        last = event.id;
+        tell(event.data);
+      }
+    } catch (error) {
+      if (error instanceof Refused && error.status === 401) throw error;
+    } finally {
+      clearTimeout(timer);
+    }
+    if (signal.aborted) return;
+    show("lost");
+    await new Promise((resolve) => setTimeout(resolve, wait));
+    wait = Math.min(LONGEST_MS, Math.max(500, wait * 2));
+  }
+}

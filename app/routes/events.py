@@ -1,0 +1,36 @@
+"""Everything that happens, as server-sent events."""
+
+from contextlib import aclosing
+
+from fastapi import APIRouter, Request
+from starlette.responses import StreamingResponse
+from starlette.types import Send
+
+from app.openapi import EVENT_STREAM, event_stream, last_event, problems
+from app.service import ServiceDep
+from schemas.problems import Code
+
+router = APIRouter(prefix="/v1", tags=["status"])
+
+
+class _Stream(StreamingResponse):
+    """Ends with the connection: what it reads from is closed at once, not when it is collected."""
+
+    media_type = EVENT_STREAM
+
+    async def stream_response(self, send: Send) -> None:
+        async with aclosing(self.body_iterator):  # type: ignore[type-var]  # it is an async generator
+            await super().stream_response(send)
+
+
+@router.get(
+    "/events",
+    response_class=_Stream,
+    openapi_extra=last_event(),
+    responses=event_stream("Events, for as long as both sides wish.") | problems(Code.TOO_MANY_READERS),
+)
+async def events(service: ServiceDep, request: Request) -> _Stream:
+    """What happens, as it happens: read the state after `reset`, and stay up to date by what follows."""
+    service.feed.require_room()
+    headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+    return _Stream(service.feed.stream(request.headers.get("last-event-id")), headers=headers)
