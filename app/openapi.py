@@ -173,7 +173,7 @@ def binary_answer(description: str) -> dict[int | str, Json]:
 
 
 def event_stream(description: str) -> dict[int | str, Json]:
-    """A 200 that goes on: items are events whose data is JSON (`itemSchema` as of OpenAPI 3.2)."""
+    """A 200 that goes on, as events whose data is JSON; OpenAPI 3.1 has no word for the items of a stream."""
     data = {"contentMediaType": "application/json", "contentSchema": {"$ref": "#/components/schemas/Event"}}
     item = {
         "type": "object",
@@ -184,7 +184,8 @@ def event_stream(description: str) -> dict[int | str, Json]:
         },
         "required": ["id", "event", "data"],
     }
-    content = {EVENT_STREAM: {"schema": {"type": "string"}, "itemSchema": item, "example": examples.EVENT}}
+    schema = {"type": "string", "contentMediaType": EVENT_STREAM, "contentSchema": item}
+    content = {EVENT_STREAM: {"schema": schema, "example": examples.EVENT}}
     return {200: {"description": description, "content": content}}
 
 

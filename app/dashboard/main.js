@@ -86,7 +86,7 @@ function signIn(error) {
   token.clear();
   state.clear();
   show("off");
-  byId("board").hidden = byId("sign-out").hidden = byId("current").hidden = true;
+  byId("trouble").hidden = byId("board").hidden = byId("sign-out").hidden = byId("current").hidden = true;
   byId("login").hidden = false;
   explain(byId("login").querySelector(".problem"), tried ? error : null);
   byId("token").focus();

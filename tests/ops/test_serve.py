@@ -126,6 +126,17 @@ def test_a_commit_that_hangs_does_not_hold_up_the_end(serve: Serve, free_port: i
     assert not _alive(pid)
 
 
+def test_a_stream_of_events_is_ended_whole(serve: Serve) -> None:
+    """A reader that follows the events gets the end of its stream, not a cut connection, and the service ends."""
+    served = serve(SLOW, "m", "--engine-port", "0")
+    with httpx.stream("GET", f"{served.admin}/v1/events", timeout=60) as answer:
+        lines = answer.iter_lines()
+        assert next(lines).startswith("retry:")
+        served.process.terminate()
+        assert "event: reset" in list(lines)
+    assert served.process.wait(60) == 0
+
+
 def test_a_failed_start_ends_with_the_engines_last_words(serve: Serve) -> None:
     """An engine that cannot start ends the service: non-zero, with the end of its log."""
     served = serve(BROKEN, "m", "--engine-port", "0")
