@@ -127,7 +127,7 @@ def test_a_commit_that_hangs_does_not_hold_up_the_end(serve: Serve, free_port: i
 
 
 def test_a_stream_of_events_is_ended_whole(serve: Serve) -> None:
-    """A reader that follows the events gets the end of its stream, not a cut connection, and the service ends."""
+    """A reader that follows the events gets the end of its stream, not a cut connection."""
     served = serve(SLOW, "m", "--engine-port", "0")
     with httpx.stream("GET", f"{served.admin}/v1/events", timeout=60) as answer:
         lines = answer.iter_lines()
