@@ -29,7 +29,7 @@ class ReceiveLimits:
 Report = Callable[[int], None]
 
 
-def _nobody(received: int) -> None:
+def unheard(received: int) -> None:
     """There is nobody to tell."""
 
 
@@ -38,7 +38,7 @@ async def receive_body(
     dest_dir: Path,
     limits: ReceiveLimits,
     budget: StagedBudget,
-    report: Report = _nobody,
+    report: Report = unheard,
 ) -> StagedFile:
     """Stream the body into a new file in `dest_dir`, checked up to its header and hashed.
 

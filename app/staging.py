@@ -9,7 +9,7 @@ from starlette.requests import Request
 
 from app.announced import check_announced
 from app.budget import StagedBudget
-from app.receive import ReceiveLimits, Report, receive_body
+from app.receive import ReceiveLimits, Report, receive_body, unheard
 from app.settings import Settings
 from loaders.header import HeaderLimits
 from loaders.staged import StagedFile
@@ -34,7 +34,7 @@ class Staging:
         """Refuse what can be refused by the request's headers alone; how many bytes they announce."""
         return check_announced(request.headers, self._limits.body_nbytes).nbytes
 
-    async def receive(self, request: Request, report: Report) -> StagedFile:
+    async def receive(self, request: Request, report: Report = unheard) -> StagedFile:
         """The body as a file, which the caller discards in the end. Raises what `receive_body` does."""
         return await receive_body(request, self.folder, self._limits, self.budget, report)
 
