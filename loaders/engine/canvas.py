@@ -1,12 +1,14 @@
 """Canvases: blocks of repacked parameters that dense writes are staged on, each to leave as one move.
 
-The tensors of one expert land interleaved in one block. They are painted in the
-parameter's own order, with strided copies, and go through the repacking table once,
-when the block is complete. A block that is not covered leaves as single elements.
+The tensors of one expert land interleaved in one block. They are painted in the order of the
+runtime tensor, with strided copies straight from the files. A block that is not covered leaves
+as single elements.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from loaders.engine.layout import Correspondence, Layout
@@ -14,46 +16,57 @@ from loaders.engine.move import Move, Scatter
 from loaders.engine.points import Points
 from loaders.engine.spot import Spot
 
+_INT16_LIMIT = 2**15
+
 
 @dataclass(slots=True)
 class _Canvas:
-    """One block of a parameter; positions on it are the parameter's, counted from `begin`."""
+    """Block number `index` of a parameter."""
 
     target: str
     spot: Spot
-    begin: int
+    index: int
     values: torch.Tensor
-    """Unset where nothing was painted."""
+    """In the order of the runtime tensor, unset where nothing was painted."""
     covered: torch.Tensor | None = None
-    """Where something was; none while that is nowhere, and once it is `whole`."""
+    """Where in the parameter's own order something was; none while nowhere, and once it is `whole`."""
     whole: bool = False
+
+    @property
+    def begin(self) -> int:
+        """The block's first position in the parameter."""
+        return self.index * self.spot.src_block
+
+    @property
+    def stands(self) -> int:
+        """The block's first position in the runtime tensor."""
+        return self.index * self.spot.dst_block
 
     def paint(self, part: Correspondence, values: torch.Tensor) -> None:
         place = Layout(part.dst.offset - self.begin, part.dst.size, part.dst.stride)
-        place.view(self.values).copy_(part.src.view(values))
-        self.whole |= part.dst.numel == self.values.numel()
+        self.spot.lay(Correspondence(part.src, place), values, self.values)
+        self.whole |= place.numel == self.spot.src_block
         if not self.whole:
             place.view(self._mask()).fill_(True)
 
     def dot(self, elements: torch.Tensor, values: torch.Tensor) -> None:
-        local = elements - self.begin
-        self.values[local] = values
+        self.values[self.spot.positions(elements) - self.stands] = values
         if not self.whole:
-            self._mask()[local] = True
+            self._mask()[elements - self.begin] = True
 
     def _mask(self) -> torch.Tensor:
         if self.covered is None:
-            self.covered = torch.zeros(self.values.numel(), dtype=torch.bool)
+            self.covered = torch.zeros(self.spot.src_block, dtype=torch.bool)
         return self.covered
 
     def move(self) -> Move:
         whole = self.whole or bool(self._mask().all())
         if self.spot.src_block == self.spot.dst_block and whole:
-            place = Layout(self.begin, (self.spot.dst_block,), (1,))
-            return Move(self.target, place, self.spot.repacked(self.values))
-        local = torch.arange(self.values.numel()) if whole else self._mask().nonzero().squeeze(1)
-        points = Points(local.numel(), self.spot.reach(self.begin + self.spot.src_block), self.values.dtype)
-        points.add(self.spot.positions(local + self.begin), self.values[local])
+            return Move(self.target, Layout(self.stands, (self.spot.dst_block,), (1,)), self.values)
+        local = torch.arange(self.spot.src_block) if whole else self._mask().nonzero().squeeze(1)
+        positions = self.spot.positions(local + self.begin)
+        points = Points(local.numel(), self.stands + self.spot.dst_block, self.values.dtype)
+        points.add(positions, self.values[positions - self.stands])
         return scattered(self.target, points)
 
 
@@ -83,12 +96,7 @@ class Canvases:
         block = part.dst.offset // spot.src_block
         canvas = self._open.get((target, spot, block))
         if canvas is None:
-            canvas = _Canvas(
-                target,
-                spot,
-                block * spot.src_block,
-                torch.empty(spot.src_block, dtype=values.dtype),
-            )
+            canvas = _Canvas(target, spot, block, torch.empty(spot.dst_block, dtype=values.dtype))
             self._open[target, spot, block] = canvas
             self._painted.add((target, spot))
             self._order.append(canvas)
@@ -100,16 +108,28 @@ class Canvases:
         """Single elements anywhere in the parameter, int64 [n], onto their canvases; those that have none."""
         if (target, spot) not in self._painted:
             return elements, values
-        blocks = torch.div(elements, spot.src_block, rounding_mode="floor")
-        left = torch.ones(elements.numel(), dtype=torch.bool)
-        for index in blocks.unique().tolist():
-            canvas = self._open.get((target, spot, index))
-            if canvas is not None:
-                inside = blocks == index
-                canvas.dot(elements[inside], values[inside])
-                left &= ~inside
-        return elements[left], values[left]
+        left = [torch.empty(0, dtype=torch.int64)]
+        for block, chosen in _by_block(torch.div(elements, spot.src_block, rounding_mode="floor")):
+            canvas = self._open.get((target, spot, block))
+            if canvas is None:
+                left.append(chosen)
+            else:
+                canvas.dot(elements[chosen], values[chosen])
+        rest = torch.cat(left)
+        return elements[rest], values[rest]
 
     def moves(self) -> list[Move]:
         """All moves in the order in which they have to be made."""
         return [item.move() if isinstance(item, _Canvas) else item for item in self._order]
+
+
+def _by_block(blocks: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
+    """Every block that occurs in `blocks`, int64 [n], and where, in the order in which it does."""
+    numbers = blocks.numpy()
+    if numbers.size and numbers.max() < _INT16_LIMIT:
+        numbers = numbers.astype(np.int16)  # which numpy sorts by counting
+    order = np.argsort(numbers, kind="stable")
+    edges = np.flatnonzero(np.diff(numbers[order])) + 1
+    for chosen in np.split(order, edges):
+        if chosen.size:
+            yield int(numbers[chosen[0]]), torch.from_numpy(chosen)

@@ -9,16 +9,14 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 
-from loaders.engine.layout import Layout
+from loaders.engine.layout import Correspondence, Layout
+from loaders.engine.tiles import strided, through
 
 _log = logging.getLogger(__name__)
 
 _CODE_BITS = 32
-_MOST_TILES = 8
-"""Dimensions of a layout; what needs more is no regular order."""
 
 
 class NotAnInjection(Exception):
@@ -63,42 +61,28 @@ class Spot:
         """One past the highest runtime position that the first `elements` of a parameter can have."""
         return -(-elements // self.src_block) * self.dst_block
 
-    def repacked(self, block: torch.Tensor) -> torch.Tensor:
-        """A whole block of elements in the order of the runtime tensor, both flat, without padding."""
-        if self.table is None:
-            return block
-        out = torch.empty_like(block)
-        if self.tiles is not None:
-            self.tiles.view(out).copy_(block.view(self.tiles.size))
+    def lay(self, part: Correspondence, values: torch.Tensor, block: torch.Tensor) -> None:
+        """Write `part.src` of flat `values` into a block of the runtime tensor, flat [dst_block].
+
+        `part.dst` counts the elements of the parameter's block from its start.
+        """
+        place = self._place(part)
+        if isinstance(place, Correspondence):
+            place.dst.view(block).copy_(place.src.view(values))
         else:
-            out[self.table] = block
-        return out
+            block[place] = part.src.view(values).reshape(-1)
+
+    def _place(self, part: Correspondence) -> Correspondence | torch.Tensor:
+        """The part led on into the runtime tensor's block, or its positions there."""
+        if self.table is None:
+            return part
+        led = None if self.tiles is None else through(part, self.tiles)
+        return led if led is not None else part.dst.view(self.table).reshape(-1)
 
 
 def identity(path: str, numel: int) -> Spot:
     """The spot of a parameter that processing leaves alone."""
     return Spot(path, max(numel, 1), max(numel, 1))
-
-
-def strided(table: torch.Tensor) -> Layout | None:
-    """The layout whose positions, in order, are `table`, [n]; none if no layout of few dimensions is."""
-    numbers = table.to(torch.int64).numpy()
-    sizes: list[int] = []
-    strides: list[int] = []
-    rest = numbers
-    while len(rest) > 1:
-        if len(sizes) == _MOST_TILES:
-            return None
-        step = int(rest[1] - rest[0])
-        breaks = np.flatnonzero(np.diff(rest) != step)
-        count = int(breaks[0]) + 1 if len(breaks) else len(rest)
-        if step <= 0 or count < 2 or len(rest) % count:
-            return None
-        sizes.insert(0, count)
-        strides.insert(0, step)
-        rest = rest[::count]
-    found = Layout(int(numbers[0]) if len(numbers) else 0, tuple(sizes), tuple(strides))
-    return found if np.array_equal(found.positions().numpy(), numbers) else None
 
 
 Processing = Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]

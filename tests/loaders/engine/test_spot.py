@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loaders.engine.spot import Spot, identity, learn_spots, strided
+from loaders.engine.spot import Spot, identity, learn_spots
 
 DTYPES = {
     1: [torch.uint8, torch.int8, torch.float8_e4m3fn],
@@ -141,25 +141,3 @@ def test_identity_of_nothing_and_of_wide_positions() -> None:
     assert spot.positions(torch.tensor([far, far + 1, far + 2])).tolist() == [
         5 * 2**31 + i for i in (4, 0, 2)
     ]
-
-
-def test_regular_tables_are_layouts() -> None:
-    """Tiles of a transposed matrix are found as strides, which repack as the table does; others are not."""
-    order = torch.arange(4 * 6 * 8).view(4, 6, 8).permute(1, 0, 2).reshape(-1)
-    for table in (order, order.argsort(), torch.arange(12) * 2 + 3):
-        layout = strided(table)
-        assert layout is not None and layout.positions().tolist() == table.tolist()
-    block = torch.randint(0, 100, (order.numel(),))
-    plain = torch.empty_like(block)
-    plain[order] = block
-    tiled = Spot("a", order.numel(), order.numel(), order.to(torch.int32))
-    assert tiled.tiles is not None and torch.equal(tiled.repacked(block), plain)
-    shuffled = torch.randperm(24, generator=torch.Generator().manual_seed(1))
-    swapped = order.clone()
-    swapped[[-1, -2]] = order[[-2, -1]]
-    for table in (shuffled, swapped, torch.tensor([3, 2, 1, 0])):
-        assert strided(table) is None
-        block = torch.randint(0, 100, (table.numel(),))
-        plain = torch.empty_like(block)
-        plain[table] = block
-        assert torch.equal(Spot("a", table.numel(), table.numel(), table).repacked(block), plain)
