@@ -12,7 +12,6 @@ from app.records import (
     Intent,
     Loaded,
     Remembered,
-    Replayed,
     Reply,
     forget_first,
     insert_reply,
@@ -110,13 +109,6 @@ class Journal:
         text = json.dumps({"boots": dict(loaded.boots), "stamps": dict(loaded.stamps)})
         await self._database.write(
             "loaded", lambda c: c.execute("INSERT OR REPLACE INTO meta VALUES ('loaded', ?)", (text,))
-        )
-
-    async def put_replayed(self, replayed: Replayed) -> None:
-        """An engine is about to be brought to a version in one step."""
-        text = json.dumps({"version": replayed.version, "boots": dict(replayed.boots)})
-        await self._database.write(
-            "replayed", lambda c: c.execute("INSERT OR REPLACE INTO meta VALUES ('replayed', ?)", (text,))
         )
 
     async def digests(self, version: int, layout: str) -> Mapping[int, str] | None:

@@ -56,8 +56,6 @@ class Ledger:
         self.id = id
         self.undo: dict[int, int] = {}
         """Version → bytes per rank to step back from it to the one before."""
-        self.undo_floor = 0
-        """The engine was brought to this version in one step, so undo up to it leads nowhere."""
         self.base_at_hand = False
         """Whether the base checkpoint's files can be read, so that kept versions can be rebuilt in place."""
         self._records: dict[int, VersionRecord] = {}
@@ -171,7 +169,7 @@ class Ledger:
 
     def learn_undo(self, held: Mapping[int, int]) -> None:
         """What undo the engine holds, per rank."""
-        self.undo = {version: nbytes for version, nbytes in held.items() if version > self.undo_floor}
+        self.undo = dict(held)
 
     def nearest(self, version: int) -> int:
         """The latest version with the same weights as `version`."""

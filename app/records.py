@@ -70,14 +70,6 @@ class Loaded:
 
 
 @dataclass(frozen=True)
-class Replayed:
-    """An engine, by its boot ids, that was brought to `version` in one step."""
-
-    version: int
-    boots: Mapping[int, str]
-
-
-@dataclass(frozen=True)
 class Remembered:
     """Everything that the ledger holds when it is opened."""
 
@@ -88,7 +80,6 @@ class Remembered:
     baselines: tuple[BaselineRecord, ...]
     intent: Intent | None
     """A change whose outcome was not written."""
-    replayed: Replayed | None
     transactions: tuple[Transaction, ...]
     operations: tuple[Operation, ...]
     replies: tuple[Reply, ...]
@@ -107,7 +98,6 @@ def remembered(connection: sqlite3.Connection) -> Remembered:
             for name, version, at in connection.execute("SELECT name, version, created_at FROM baselines")
         ),
         intent=_intent(connection),
-        replayed=_replayed(meta.get("replayed")),
         transactions=tuple(
             Transaction.model_validate_json(view)
             for (view,) in connection.execute("SELECT view FROM transactions ORDER BY place")
@@ -213,13 +203,6 @@ def _loaded(text: str | None) -> Loaded | None:
     found = json.loads(text)
     stamps = {name: (inode, nbytes, at) for name, (inode, nbytes, at) in found["stamps"].items()}
     return Loaded(_boots(found["boots"]), stamps)
-
-
-def _replayed(text: str | None) -> Replayed | None:
-    if text is None:
-        return None
-    found = json.loads(text)
-    return Replayed(found["version"], _boots(found["boots"]))
 
 
 def _boots(found: Mapping[str, str]) -> dict[int, str]:

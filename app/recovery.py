@@ -15,9 +15,9 @@ from app.digests import VersionDigests
 from app.journal import Journal
 from app.ledger import Ledger, VersionRecord
 from app.lineage import stands_alone
-from app.link import Engine, EngineLink, boots_of, undo_of
+from app.link import Engine, EngineLink, undo_of
 from app.outcome import Work
-from app.records import Intent, Replayed
+from app.records import Intent
 from app.staging import Staging
 from app.transactions import Prepared, Transactions
 from schemas.bridge import EngineState
@@ -49,8 +49,6 @@ class Recovery:
         staging: Staging,
     ) -> None:
         self.progress: Progress | None = None
-        self.replayed: Replayed | None = None
-        """The engine that was last brought to a version in one step."""
         self._link = link
         self._ledger = ledger
         self._journal = journal
@@ -96,7 +94,7 @@ class Recovery:
             detail = f"The engine runs version {at}, but {current} is the current one."
             raise ProblemError(Code.STATE_UNKNOWN, f"{detail} Restart the engine.")
         await self._verify(engine, self._ledger.current.version)
-        self._learn_undo(state)
+        self._ledger.learn_undo(undo_of(state))
         await self._look_at_base(engine)
 
     async def _meet(self, engine: Engine, state: EngineState, at: int) -> None:
@@ -151,26 +149,18 @@ class Recovery:
         nbytes = sum(write.values.nbytes for upload in lineage for write in upload.writes)
         self._say(f"{len(lineage)} uploads, {nbytes} bytes: reading")
         uploads = await self._blobs.checked(lineage)
-        # Its undo leads to the base and not to the version before, whatever becomes of us.
-        self.replayed = Replayed(current, engine.boots)
-        await self._journal.put_replayed(self.replayed)
         self._say(f"{len(lineage)} uploads, {nbytes} bytes: preparing")
-        prepared = await outcome.prepare(self._link, secrets.token_hex(8), 0, Work(uploads=uploads))
+        # Undo would lead to the base and not to the version before, and nobody is served meanwhile.
+        work = Work(uploads=uploads, with_undo=False)
+        prepared = await outcome.prepare(self._link, secrets.token_hex(8), 0, work)
         self._say(f"{len(lineage)} uploads, {nbytes} bytes: writing")
         await outcome.commit(self._link, engine.boots, prepared, current)
-        await self._link.client.forget([current])
 
     async def _verify(self, engine: Engine, version: int) -> None:
         self._say(f"checking the digests of version {version}")
         if not await self._digests.verify(engine, version):
             detail = f"The digests are not those that were recorded at version {version}."
             raise ProblemError(Code.STATE_UNKNOWN, detail)
-
-    def _learn_undo(self, state: EngineState) -> None:
-        replayed = self.replayed
-        same = replayed is not None and dict(replayed.boots) == boots_of(state)
-        self._ledger.undo_floor = replayed.version if replayed and same else 0
-        self._ledger.learn_undo(undo_of(state))
 
     async def _look_at_base(self, engine: Engine) -> None:
         try:

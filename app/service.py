@@ -154,7 +154,6 @@ class Service:
             return
         self.replies.begin(found.replies)
         self._base.record, self._base.loaded = found.base, found.loaded
-        self.recovery.replayed = found.replayed
 
     async def ready_version(self) -> int:
         """The version that the engine was just seen to serve.

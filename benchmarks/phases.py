@@ -14,7 +14,7 @@ def prepared(atlas: Atlas, uploads: tuple[StagedUpload, ...]) -> Prepared:
     """Moves that are ready, with their digest; their undo is left to `with_undo`."""
     made = plan(atlas, uploads)
     require_equal(atlas, made.sites, made.moves)
-    return Prepared("k", 0, tuple(made.moves), (), (), made.tensors, made.elements, digest_of(made.moves))
+    return Prepared("k", 0, tuple(made.moves), None, (), made.tensors, made.elements, digest_of(made.moves))
 
 
 def with_undo(atlas: Atlas, ready: Prepared) -> Prepared:

@@ -17,7 +17,7 @@ from app.lineage import Lineage, blobs_of, compacted
 from app.settings import Settings
 from benchmarks.bodies import patch_entry, staged, write_batch
 from benchmarks.models import Loaded, Size
-from benchmarks.phases import prepared, with_undo
+from benchmarks.phases import prepared
 from benchmarks.row import Row, Sense
 from benchmarks.turns import in_turns, seconds, shown, spread
 from loaders.catalogue import Catalogue
@@ -113,9 +113,7 @@ class Replay:
             lineage.append(asyncio.run(self._history.blobs.checked(found)))
 
         def prepare() -> None:
-            applied.append(
-                Applied(with_undo(self._atlas, prepared(self._atlas, lineage[0])), self._atlas.targets)
-            )
+            applied.append(Applied(prepared(self._atlas, lineage[0]), self._atlas.targets))
 
         self.steps["compacting and checking files"] = seconds(read)
         with torch.no_grad():

@@ -17,7 +17,7 @@ from schemas.transactions import InFlight
 
 PREFIX = "/graft/v1"
 """Where the bridge's routes are mounted on vLLM's API server."""
-PROTOCOL = 3
+PROTOCOL = 4
 """Number of this protocol; admin and bridge must agree."""
 
 
@@ -70,6 +70,8 @@ class PrepareRequest(Output):
     base_version: Version
     uploads: tuple[StagedUpload, ...] = ()
     restore: Version | None = None
+    with_undo: bool = True
+    """Without it the commit can't be taken back: half the memory, for engines that serve nobody yet."""
     timeout_s: float
 
 

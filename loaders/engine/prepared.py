@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from loaders.engine.rebuild import Spare
 
 
+class NoWayBack(Exception):
+    """What a commit overwrote was not kept."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Prepared:
     """Moves and spare handles of one transaction on this rank."""
@@ -20,8 +24,9 @@ class Prepared:
     key: str
     base_version: int
     moves: tuple[Move, ...]
-    undo: tuple[Move, ...]
-    """What `moves` will overwrite, in their order: weights change by commits alone, so it is known before."""
+    undo: tuple[Move, ...] | None
+    """What `moves` will overwrite, in their order: weights change by commits alone, so it is known before.
+    None if there will be no way back."""
     spares: "tuple[Spare, ...]"
     tensors: int
     elements: int
@@ -35,8 +40,9 @@ class Prepared:
     @property
     def held_nbytes(self) -> int:
         """Bytes that keeping this takes."""
-        moves = sum(move.held_nbytes + undo.nbytes for move, undo in zip(self.moves, self.undo, strict=True))
-        return moves + sum(spare.nbytes for spare in self.spares)
+        moves = sum(move.held_nbytes for move in self.moves)
+        undo = sum(move.nbytes for move in self.undo or ())  # which shares the places of the moves
+        return moves + undo + sum(spare.nbytes for spare in self.spares)
 
 
 def taken(moves: Iterable[Move], targets: Mapping[str, torch.Tensor]) -> tuple[Move, ...]:
@@ -64,7 +70,7 @@ class Applied:
         """
         failpoints.reach("apply.before")
         middle = len(self.prepared.moves) // 2
-        self.taken.extend(self.prepared.undo)
+        self.taken.extend(self.prepared.undo or ())
         for index, move in enumerate(self.prepared.moves):
             if index == middle:
                 failpoints.reach("apply.middle")
@@ -75,7 +81,12 @@ class Applied:
         failpoints.reach("apply.after")
 
     def revert(self) -> None:
-        """Put back everything, newest first; may be called again after it failed."""
+        """Put back everything, newest first; may be called again after it failed.
+
+        Raises NoWayBack if nothing was kept for it.
+        """
+        if self.prepared.undo is None:
+            raise NoWayBack("it was prepared without undo")
         while self.exchanged:
             self.exchanged[-1].exchange()
             self.exchanged.pop()

@@ -98,7 +98,7 @@ class Session:
             request.key,
             request.base_version,
             tuple(moves),
-            taken(moves, self.atlas.targets),
+            taken(moves, self.atlas.targets) if request.with_undo else None,
             tuple(spares),
             made.tensors,
             made.elements,
@@ -137,7 +137,7 @@ class Session:
             tensors=prepared.tensors,
             elements=prepared.elements,
             nbytes=prepared.nbytes,
-            undo_nbytes=sum(move.held_nbytes for move in prepared.moves if move.target in self._site_of),
+            undo_nbytes=sum(m.held_nbytes for m in prepared.undo or () if m.target in self._site_of),
             digest=prepared.digest,
             **figures,
         )
@@ -162,10 +162,11 @@ class Session:
             except Exception:
                 self._revert(applied)
                 raise
-            # What is derived is made anew from the parameters, also on the way back.
-            self._undo[request.version] = compacted(
-                [move for move in applied.undo() if move.target in self._site_of]
-            )
+            if prepared.undo is not None:
+                # What is derived is made anew from the parameters, also on the way back.
+                self._undo[request.version] = compacted(
+                    [move for move in applied.undo() if move.target in self._site_of]
+                )
             self.version = request.version
             self._applied = applied
         return self._report(request.nonce, prepared, apply_ms=1e3 * (time.perf_counter() - started))

@@ -124,18 +124,6 @@ async def test_naming_a_baseline(tmp_path: Path, full: Path) -> None:
             assert (await admin.http.get("/v1/baselines/b")).json()["version"] == "0"
 
 
-async def test_replay_waits_for_room(tmp_path: Path, full: Path) -> None:
-    """A replay that can't be written down is not begun; it is tried again."""
-    async with running(tmp_path / "state") as admin:
-        await admin.commit()
-        expected = bits(admin.engine)
-        arm(full, "replayed.within")
-        admin.engine.restart()
-        await until(lambda: "Not yet" in (admin.service.link.problem or "") or admin.engine.calls[-1] == "x")
-        await until(lambda: not admin.service.link.problem)
-        assert bits(admin.engine) == expected
-
-
 async def test_a_rollback_that_cannot_be_written_down(tmp_path: Path, full: Path) -> None:
     """Before the engine is asked: 507 and nothing happened. After: it counts once it is written."""
     async with running(tmp_path / "state") as admin:

@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from schemas.bridge import RankError
+from schemas.problems import Code
 from tests.app.test_rollback import bits, held, roll
 from tests.fakes.admin import OCTETS, Admin, asleep, code, expert_body, q_proj_body, running, until
 from tests.fakes.engine import FakeEngine, Line, base_weights, write_base
@@ -78,7 +80,7 @@ async def test_a_new_engine_is_replayed_in_one_step(tmp_path: Path, admin_too: b
             engine.calls.clear()
             engine.restart()
             await until(lambda: engine.ranks[0].version == 4 and not admin.service.link.problem)
-            assert [engine.calls.count(name) for name in ("prepare", "commit", "forget")] == [1, 1, 1]
+            assert [engine.calls.count(name) for name in ("prepare", "commit")] == [1, 1]
     if admin_too:
         engine.restart()
     async with running(tmp_path, engine=engine) as admin:
@@ -134,15 +136,30 @@ async def test_ready_says_recovering_with_progress(tmp_path: Path) -> None:
 
 
 async def test_a_failing_replay_is_tried_again(tmp_path: Path) -> None:
-    """A rank that can't write keeps the service recovering until it can."""
+    """A rank that can't prepare keeps the service recovering until it can."""
+    async with running(tmp_path, ranks=2) as admin:
+        await admin.commit()
+        expected = bits(admin.engine)
+        admin.engine.faults.prepare[1] = RankError(code=Code.INTERNAL, detail="no memory")
+        admin.engine.restart()
+        await until(lambda: "Not yet" in (admin.service.link.problem or ""))
+        assert await ready(admin) in ("recovering", "engine_unavailable")
+        admin.engine.faults.prepare.clear()
+        await until(lambda: not admin.service.link.problem)
+        assert bits(admin.engine) == expected
+
+
+async def test_a_replay_that_fails_in_the_middle_needs_another_engine(tmp_path: Path) -> None:
+    """It keeps no undo: the engine's weights are unknown, and nothing is ready, until that is restarted."""
     async with running(tmp_path, ranks=2) as admin:
         await admin.commit()
         expected = bits(admin.engine)
         admin.engine.faults.commit[1] = "middle"
         admin.engine.restart()
-        await until(lambda: "Not yet" in (admin.service.link.problem or ""))
-        assert await ready(admin) in ("recovering", "engine_unavailable")
+        await until(lambda: admin.service.link.unknown)
+        assert await ready(admin) == "state_unknown"
         admin.engine.faults.commit.clear()
+        admin.engine.restart()
         await until(lambda: not admin.service.link.problem)
         assert bits(admin.engine) == expected
 

@@ -24,9 +24,6 @@ POINTS: dict[str, list[str]] = {
         *DESCRIBE,
         *BRIDGE,
         *DIGESTS,
-        *_step("replayed"),
-        "bridge.forget.before",
-        "bridge.forget.after",
         *ENGINE,
     ],
     "settle": ["bridge.state.before", "bridge.state.after", *_step("outcome"), *DIGESTS],
@@ -93,7 +90,7 @@ ON_VLLM = [
         "reload/outcome.within/both",
         "replay/bridge.commit.after/admin",
         "replay/bridge.prepare.after/engine",
-        "replay/replayed.after/both",
+        "replay/bridge.commit.before/both",
         "settle/outcome.within/admin",
     )
 ]

@@ -197,6 +197,8 @@ class FakeEngine:
         self.faults = Faults()
         self.calls: list[str] = []
         self.commits: list[bridge.CommitRequest] = []
+        self.final: set[str] = set()
+        """Keys of what is prepared without undo."""
         self.paused = False
         self.checkpoint = str(base) if base else None
         """The folder that it says it was loaded from."""
@@ -300,6 +302,8 @@ class FakeEngine:
             pieces = self._pieces(rank, request)
             if error is None:
                 rank.prepared[request.key] = pieces
+                if not request.with_undo:
+                    self.final.add(request.key)
             reports.append(rank.report(pieces, error))
         outcome = Outcome.DONE if all(report.ok for report in reports) else Outcome.FAILED
         result = bridge.PrepareResult(outcome=outcome, ranks=tuple(reports), prepare_ms=1.5)
@@ -330,10 +334,12 @@ class FakeEngine:
         prefix = "mixed" if request.in_flight is InFlight.KEEP else "reset"
         caches = {"prefix": "failed" if self.faults.cache else prefix, "encoder": "none"}
         failed = (self.faults.cache and not self.faults.boast) or not all(report.ok for report in reports)
-        outcome = self._undo(written) if failed else Outcome.DONE
+        outcome = self._undo(written, request.key in self.final) if failed else Outcome.DONE
         if outcome is Outcome.DONE:
             for rank, undo in written:
-                rank.version, rank.undo[request.version] = request.version, undo
+                rank.version = request.version
+                if request.key not in self.final:
+                    rank.undo[request.version] = undo
         self.paused = outcome is Outcome.UNKNOWN
         result = bridge.CommitResult(
             outcome=outcome,
@@ -420,7 +426,9 @@ class FakeEngine:
         error = RankError(code=Code.INTERNAL, detail=f"fault {fault}") if fault else None
         return rank.report(pieces, error)
 
-    def _undo(self, written: list[tuple[Rank, list[Piece]]]) -> Outcome:
+    def _undo(self, written: list[tuple[Rank, list[Piece]]], final: bool) -> Outcome:
+        if final:
+            return Outcome.UNKNOWN
         for rank, undo in written:
             if rank.rank not in self.faults.undo:
                 rank.write(undo)

@@ -256,6 +256,37 @@ def test_a_failed_revert_is_state_unknown(session: Any, tmp_path: Path, how: str
         apply(session, 1) if how == "apply" else session.undo("k")
 
 
+def test_a_commit_without_undo(session: Any, hand: Hand, tmp_path: Path) -> None:
+    """No memory is taken to step back from it, which is refused; later commits can be undone up to it."""
+    report = prepare(session, tmp_path, 1.0, with_undo=False)
+    assert (report.nbytes, report.undo_nbytes) == (8, 0)
+    without = session.state().prepared_nbytes
+    prepare(session, tmp_path, 1.0, key="with")
+    assert session.state().prepared_nbytes - without == without + report.nbytes
+    apply(session, 4)
+    session.settle("k")
+    kept = hand.targets["p"].clone()
+    assert session.state().undo == {} and session.version == 4
+    assert refusal(prepare, session, tmp_path, 0.0, restore=3) is Code.VERSION_NOT_HELD
+    commit(session, tmp_path, 2.0)
+    commit(session, tmp_path, 0.0, restore=4)
+    assert torch.equal(hand.targets["p"], kept)
+
+
+@pytest.mark.parametrize("how", ["apply", "undo"])
+def test_a_commit_without_undo_that_fails_is_state_unknown(session: Any, tmp_path: Path, how: str) -> None:
+    """Nothing was kept to put back, here or when another rank has failed."""
+    from loaders.engine.session import StateUnknown
+
+    prepare(session, tmp_path, 1.0, with_undo=False)
+    if how == "apply":
+        (tmp_path / "apply.middle").touch()
+    else:
+        apply(session, 1)
+    with pytest.raises(StateUnknown, match="prepared without undo"):
+        apply(session, 1) if how == "apply" else session.undo("k")
+
+
 def test_a_prepare_that_was_given_up_leaves_nothing(session: Any, tmp_path: Path) -> None:
     """Nobody would ever drop it."""
     body = Body(tmp_path / "body")
