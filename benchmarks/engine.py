@@ -12,12 +12,14 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import httpx
 
+_PIECE = 1 << 20
 _START_S = 300.0
 _STOP_S = 60.0
 _SCHEDULER = "VLLM::EngineCor"
@@ -151,7 +153,8 @@ class Service:
         """A transaction with one upload to `path` below it, ready to be committed; the route to it."""
         method = "POST" if path == "patches" else "PUT"
         made = f"/v1/transactions/{self.ask('POST', '/v1/transactions', json={'in_flight': in_flight})['id']}"
-        self.ask(method, f"{made}/{path}", content=body, headers=SAFETENSORS)
+        headers = SAFETENSORS | {"content-length": str(len(body))}
+        self.ask(method, f"{made}/{path}", content=_pieces(body), headers=headers)
         self.ask("POST", f"{made}/prepare")
         return made
 
@@ -194,6 +197,12 @@ class Service:
         made = self.http.post(f"{self.inference}/v1/completions", json=body | {"ignore_eos": True})
         text: str = made.raise_for_status().json()["choices"][0]["text"]
         return text
+
+
+def _pieces(body: bytes) -> Iterator[bytes]:
+    """The body in pieces: httpx copies what is left of one after everything that the socket takes of it."""
+    for at in range(0, len(body), _PIECE):
+        yield body[at : at + _PIECE]
 
 
 def _free_port() -> int:

@@ -6,6 +6,7 @@ job has queued for the main thread (whatever runs vLLM code).
 """
 
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -16,6 +17,8 @@ from typing import Any, Generic, TypeVar
 import torch
 
 R = TypeVar("R")
+
+_HAND_OVER_S = 0.0002
 
 
 class Abandoned(Exception):
@@ -85,6 +88,16 @@ class MainThread:
                 return served
 
 
+def _hand_over_quickly() -> None:
+    """Let threads that want Python's lock have it soon.
+
+    A step of the model drops and takes it with every operation, and each time waits for as long as a job may
+    keep it: with the usual 5 ms a job that computes in Python makes a step of 85 ms take 8 s (measured on two
+    cores), with this 0.3 s.
+    """
+    sys.setswitchinterval(min(sys.getswitchinterval(), _HAND_OVER_S))
+
+
 def _leave_serving_cores() -> None:
     """Let this thread run on any core: vLLM binds a worker to the cores that it computes on."""
     try:
@@ -108,6 +121,7 @@ class Job(Generic[R]):
 
     def _run(self, work: Callable[[MainThread], R]) -> None:
         _leave_serving_cores()
+        _hand_over_quickly()
         try:
             with torch.no_grad():
                 self._result = work(self._main)

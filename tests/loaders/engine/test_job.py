@@ -1,5 +1,6 @@
 """Jobs: results, errors, calls into the main thread, giving up, and being forgotten."""
 
+import sys
 import threading
 import time
 
@@ -125,3 +126,16 @@ def test_many_jobs_at_once() -> None:
     for job in jobs:
         finish(job)
     assert [job.result() for job in jobs] == [n * 10 for n in range(8)]
+
+
+def test_a_job_hands_over_quickly() -> None:
+    """No thread waits long for Python's lock meanwhile: a step of the model takes it at every operation."""
+    before = sys.getswitchinterval()
+    try:
+        sys.setswitchinterval(0.005)
+        job: Job[object] = Job(lambda main: sys.getswitchinterval())
+        finish(job)
+        found = job.result()
+        assert isinstance(found, float) and found < 0.001
+    finally:
+        sys.setswitchinterval(before)
