@@ -23,6 +23,7 @@ from benchmarks.turns import in_turns, seconds, shown, spread
 from loaders.catalogue import Catalogue
 from loaders.engine.atlas import Atlas
 from loaders.engine.failpoints import Failpoints
+from loaders.engine.hands import Hands
 from loaders.engine.prepared import Applied
 from loaders.upload import check_batch, check_expert
 from schemas.bridge import StagedUpload
@@ -113,7 +114,7 @@ class Replay:
             lineage.append(asyncio.run(self._history.blobs.checked(found)))
 
         def prepare() -> None:
-            applied.append(Applied(prepared(self._atlas, lineage[0]), self._atlas.targets))
+            applied.append(Applied(prepared(self._atlas, lineage[0]), self._atlas.targets, Hands()))
 
         self.steps["compacting and checking files"] = seconds(read)
         with torch.no_grad():

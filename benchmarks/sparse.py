@@ -31,6 +31,7 @@ from loaders.catalogue import Catalogue
 from loaders.engine.atlas import Atlas, Site
 from loaders.engine.checkpoint import Checkpoint
 from loaders.engine.failpoints import Failpoints
+from loaders.engine.hands import Hands
 from loaders.engine.move import same_bits
 from loaders.engine.prepared import Applied, Prepared
 from loaders.engine.spot import identity
@@ -130,7 +131,7 @@ class Taken:
 
 def undone_by(atlas: Atlas, ready: Prepared) -> Applied:
     """Apply, with the undo taken just before: a session takes it while it prepares, vLLM not at all."""
-    applied = Applied(with_undo(atlas, ready), atlas.targets)
+    applied = Applied(with_undo(atlas, ready), atlas.targets, Hands())
     applied.apply(Failpoints(0))
     return applied
 

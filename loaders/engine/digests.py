@@ -2,13 +2,12 @@
 
 from dataclasses import dataclass, field
 
-import torch
 from blake3 import blake3
 
 from loaders.engine.atlas import Atlas
 from loaders.engine.closure import Closure
 from loaders.engine.job import MainThread
-from loaders.engine.move import bytes_of
+from loaders.engine.move import bytes_of, storage_of
 from loaders.engine.workshop import Workshop
 from schemas.bridge import TensorDigest
 
@@ -23,11 +22,6 @@ class Touched:
     clock: int = 0
     storages: dict[int, int] = field(default_factory=dict)
     closures: dict[str, int] = field(default_factory=dict)
-
-
-def storage_of(tensor: torch.Tensor) -> int:
-    """The address of the memory that a tensor is a view of."""
-    return tensor.untyped_storage().data_ptr()
 
 
 class Digests:

@@ -98,10 +98,20 @@ def _hand_over_quickly() -> None:
     sys.setswitchinterval(min(sys.getswitchinterval(), _HAND_OVER_S))
 
 
-def _leave_serving_cores() -> None:
-    """Let this thread run on any core: vLLM binds a worker to the cores that it computes on."""
+def all_cores() -> set[int]:
+    """Of this machine, or of what of it may be used at all."""
+    return set(range(os.cpu_count() or 1))
+
+
+def own_cores() -> set[int]:
+    """Those on which this thread may run; all of them where that cannot be told."""
+    return set(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else all_cores()
+
+
+def run_on(cores: set[int]) -> None:
+    """Let this thread run on these cores: vLLM binds a worker to the cores that it computes on."""
     try:
-        os.sched_setaffinity(threading.get_native_id(), range(os.cpu_count() or 1))
+        os.sched_setaffinity(threading.get_native_id(), cores)
     except (AttributeError, OSError):
         # Not on Linux, or not allowed to: then it shares the worker's cores.
         return
@@ -120,7 +130,7 @@ class Job(Generic[R]):
         self._thread.start()
 
     def _run(self, work: Callable[[MainThread], R]) -> None:
-        _leave_serving_cores()
+        run_on(all_cores())
         _hand_over_quickly()
         try:
             with torch.no_grad():

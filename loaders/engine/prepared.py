@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from loaders.engine.failpoints import Failpoints
+from loaders.engine.hands import Hands
 from loaders.engine.move import Move
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ class Applied:
 
     prepared: Prepared
     targets: dict[str, torch.Tensor]
+    hands: Hands
     taken: list[Move] = field(default_factory=list)
     exchanged: "list[Spare]" = field(default_factory=list)
 
@@ -71,10 +73,9 @@ class Applied:
         failpoints.reach("apply.before")
         middle = len(self.prepared.moves) // 2
         self.taken.extend(self.prepared.undo or ())
-        for index, move in enumerate(self.prepared.moves):
-            if index == middle:
-                failpoints.reach("apply.middle")
-            move.write(self.targets[move.target])
+        self.hands.write(self.prepared.moves[:middle], self.targets)
+        failpoints.reach("apply.middle")
+        self.hands.write(self.prepared.moves[middle:], self.targets)
         for spare in self.prepared.spares:
             spare.exchange()
             self.exchanged.append(spare)

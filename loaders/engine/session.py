@@ -14,10 +14,11 @@ from vllm.config import VllmConfig
 
 from loaders.engine.atlas import Atlas, Site, build_atlas
 from loaders.engine.checkpoint import Checkpoint, local_folder
-from loaders.engine.digests import Digests, Touched, storage_of
+from loaders.engine.digests import Digests, Touched
 from loaders.engine.failpoints import Failpoints
+from loaders.engine.hands import Hands
 from loaders.engine.job import MainThread
-from loaders.engine.move import Move, compacted, digest_of, landed
+from loaders.engine.move import Move, compacted, digest_of, landed, storage_of
 from loaders.engine.planner import Plan, plan
 from loaders.engine.prepared import Applied, Prepared, taken
 from loaders.engine.readback import ReadPart, write_part
@@ -66,6 +67,7 @@ class Session:
         self._touched = Touched()
         self._digests = Digests(self.atlas, workshop, self._touched)
         self._failpoints = Failpoints(rank)
+        self._hands = Hands()
         self._prepared: dict[str, Prepared] = {}
         self._undo: dict[int, list[Move]] = {}
         self._applied: Applied | None = None
@@ -154,7 +156,7 @@ class Session:
         if prepared is None or prepared.base_version != self.version:
             raise ProblemError(Code.VERSION_MOVED, f"{request.key} is not prepared on version {self.version}")
         started = time.perf_counter()
-        applied = Applied(prepared, self.atlas.targets)
+        applied = Applied(prepared, self.atlas.targets, self._hands)
         with self._writing(prepared):
             try:
                 with torch.no_grad():

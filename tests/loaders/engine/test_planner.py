@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loaders.engine.failpoints import Failpoints
+from loaders.engine.hands import Hands
 from loaders.engine.move import Move, compacted, digest_of
 from loaders.engine.planner import plan
 from loaders.engine.prepared import Applied, Prepared, taken
@@ -24,6 +25,7 @@ from tests.loaders.engine.atlases import Body, Hand, Place, simple
 DTYPES = {1: Dtype.U8, 2: Dtype.U16, 4: Dtype.U32}
 TORCH = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32}
 NUMPY = {1: np.uint8, 2: np.uint16, 4: np.uint32}
+HANDS = Hands()
 
 
 class Rank:
@@ -166,12 +168,12 @@ def test_writes_undo_and_compaction(data: st.DataObject) -> None:
         for _ in range(data.draw(st.integers(1, 3))):
             before = {name: value.copy() for name, value in rank.expected().items()}
             prepared = rank.prepare(data.draw, Path(folder))
-            applied = Applied(prepared, rank.hand.targets)
+            applied = Applied(prepared, rank.hand.targets, HANDS)
             applied.apply(Failpoints(0))
             rank.holds(rank.expected())
             assert sum(move.nbytes for move in applied.undo()) == prepared.nbytes
             undo = applied.undo() + undo
-            twice = Applied(ready(prepared.moves, rank.hand.targets), rank.hand.targets)
+            twice = Applied(ready(prepared.moves, rank.hand.targets), rank.hand.targets, HANDS)
             twice.apply(Failpoints(0))
             rank.holds(rank.expected())
             twice.revert()
@@ -180,7 +182,7 @@ def test_writes_undo_and_compaction(data: st.DataObject) -> None:
     short = compacted(undo)
     assert len(short) <= len(undo)
     # A rollback is a commit too: it can be undone, and rolling back again does not grow.
-    back = Applied(ready(short, rank.hand.targets), rank.hand.targets)
+    back = Applied(ready(short, rank.hand.targets), rank.hand.targets, HANDS)
     back.apply(Failpoints(0))
     rank.holds(first)
     again = compacted([*back.undo()])

@@ -8,11 +8,14 @@ import pytest
 import torch
 
 from loaders.engine.failpoints import Failpoints, Injected
+from loaders.engine.hands import Hands
 from loaders.engine.layout import Layout
 from loaders.engine.move import Move, bits_of
 from loaders.engine.planner import plan
 from loaders.engine.prepared import Applied, Prepared, taken
 from tests.loaders.engine.atlases import Body, simple
+
+HANDS = Hands()
 
 
 def prepared(targets: dict[str, torch.Tensor], *moves: Move) -> Prepared:
@@ -28,7 +31,7 @@ def test_a_failed_write_is_put_back(tmp_path: Path) -> None:
     body.write("w", torch.ones(4, 3))
     (move,) = plan(hand.atlas, (body.staged(),)).moves
     wrong = Move("q", move.place, move.values)
-    applied = Applied(prepared(hand.targets, move, wrong, move), hand.targets)
+    applied = Applied(prepared(hand.targets, move, wrong, move), hand.targets, HANDS)
     with pytest.raises(ValueError, match="not in words of"):
         applied.apply(Failpoints(0))
     assert hand.targets["p"].sum() == 12
@@ -42,7 +45,7 @@ def test_a_revert_that_failed_goes_on() -> None:
     hand = simple()
     place = Layout.contiguous((12,))
     moves = tuple(Move("p", place, bits_of(torch.full((12,), float(n)))) for n in (1, 2))
-    applied = Applied(prepared(hand.targets, *moves), hand.targets)
+    applied = Applied(prepared(hand.targets, *moves), hand.targets, HANDS)
     applied.apply(Failpoints(0))
     flat = hand.targets.pop("p")
     with pytest.raises(KeyError):
@@ -61,14 +64,14 @@ def test_failpoints_of_an_apply(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     moves = tuple(Move("p", place, bits_of(torch.full((12,), float(n)))) for n in (1, 2))
     ready = prepared(hand.targets, *moves)
     (tmp_path / point).touch()
-    applied = Applied(ready, hand.targets)
+    applied = Applied(ready, hand.targets, HANDS)
     with pytest.raises(Injected, match=point):
         applied.apply(Failpoints(0))
     written = {"apply.before": 0.0, "apply.middle": 1.0, "apply.after": 2.0}[point]
     assert hand.targets["p"].tolist() == [written] * 12
     applied.revert()
     assert not hand.targets["p"].any()
-    Applied(ready, hand.targets).apply(Failpoints(0))
+    Applied(ready, hand.targets, HANDS).apply(Failpoints(0))
     assert hand.targets["p"].tolist() == [2.0] * 12
 
 
@@ -84,7 +87,9 @@ def test_spares_are_exchanged_last_and_first_back() -> None:
 
         return SimpleNamespace(exchange=exchange, nbytes=8)
 
-    applied = Applied(Prepared("t", 0, (), (), (spare("a"), spare("b"), spare("c", True)), 0, 0, ""), {})
+    applied = Applied(
+        Prepared("t", 0, (), (), (spare("a"), spare("b"), spare("c", True)), 0, 0, ""), {}, HANDS
+    )
     assert applied.prepared.held_nbytes == 24
     with pytest.raises(ValueError, match="c"):
         applied.apply(Failpoints(0))

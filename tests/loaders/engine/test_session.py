@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from loaders.engine.failpoints import Failpoints, Injected
+from loaders.engine.hands import Hands
 from loaders.engine.job import Abandoned, MainThread
 from loaders.engine.spot import identity
 from schemas.bridge import CommitRequest, PrepareRequest, ReadRequest, ReadTensor
@@ -52,6 +53,7 @@ def make(hand: Hand, rank: int = 0) -> Any:
     session._touched = Touched()
     session._digests = Digests(session.atlas, None, session._touched)  # type: ignore[arg-type]
     session._failpoints = Failpoints(rank)
+    session._hands = Hands()
     session._prepared, session._undo, session._applied = {}, {}, None
     session._reading = threading.Lock()
     return session
