@@ -14,7 +14,7 @@ from app.cli import app
 from app.main import create_app
 from app.metrics import Metrics
 from app.settings import Settings
-from docs.made import api, cli, errors, metrics, settings, shapes
+from docs.made import api, cli, errors, events, metrics, settings, shapes
 from docs.made.tables import table
 from schemas.problems import STATUS, Code
 
@@ -112,6 +112,21 @@ def test_every_code_setting_metric_and_command_is_listed() -> None:
     ] == []
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     assert [name for name in commands if f"## `graft {name}`\n" not in cli.page()] == []
+
+
+def test_every_event_is_listed() -> None:
+    """One row for each type of the stream's schema, with every member; the shape that it links to is there."""
+    schemas = create_app().openapi()["components"]["schemas"]
+    types = schemas["Event"]["discriminator"]["mapping"]
+    row = re.compile(r"^\| `(\w+)` \| .+ \| .*\(api\.md#([\w-]+)\) \| (.*) \|$", re.MULTILINE)
+    found = {
+        name: (link, re.findall(r"`(\w+)`", members)) for name, link, members in row.findall(events.page())
+    }
+    assert set(found) == set(types)
+    for name, (link, members) in found.items():
+        shape = schemas[types[name].rpartition("/")[2]]
+        assert f"{{: #{link} }}" in api.page()
+        assert members == [member for member in shape["properties"] if member != "type"]
 
 
 def test_sizes_are_told_as_they_are_written() -> None:
