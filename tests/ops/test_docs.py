@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +116,7 @@ def test_every_code_setting_metric_and_command_is_listed() -> None:
 
 
 def test_every_event_is_listed() -> None:
-    """One row for each type of the stream's schema, with every member; the shape that it links to is there."""
+    """One row for each type of the stream, with every member; the shape that it links to is there."""
     schemas = create_app().openapi()["components"]["schemas"]
     types = schemas["Event"]["discriminator"]["mapping"]
     row = re.compile(r"^\| `(\w+)` \| .+ \| .*\(api\.md#([\w-]+)\) \| (.*) \|$", re.MULTILINE)
@@ -136,6 +137,31 @@ def test_sizes_are_told_as_they_are_written() -> None:
     for name, size in found.items():
         given = Settings.model_validate({name.lower(): size})
         assert getattr(given, name.lower()) == Settings.model_fields[name.lower()].default
+
+
+def test_every_module_is_named_in_the_architecture() -> None:
+    """By its path, or by its name alone if no other module has the same; and none that is not there."""
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    packages = ("app", "loaders", "schemas")
+    modules = [
+        path for package in packages for path in (ROOT / package).rglob("*.py") if path.stem != "__init__"
+    ]
+    names = Counter(path.name for path in modules)
+    paths = {path: str(path.relative_to(ROOT)) for path in modules}
+    assert len(modules) > 150
+    unnamed = [
+        name
+        for path, name in paths.items()
+        if f"`{name}`" not in text and (names[path.name] > 1 or f"`{path.name}`" not in text)
+    ]
+    assert unnamed == []
+    named = set(re.findall(r"`([\w/]+\.py)`", text))
+    there = {
+        *names,
+        *paths.values(),
+        *(str(p.relative_to(ROOT)) for p in (ROOT / "docs" / "made").glob("*.py")),
+    }
+    assert named - there == set()
 
 
 @pytest.mark.slow
