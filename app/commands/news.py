@@ -8,6 +8,7 @@ from app.remote.errors import Unreachable
 from app.remote.waiting import Client
 from schemas.events import (
     BaselineEvent,
+    EngineEvent,
     Event,
     OperationEvent,
     ResetEvent,
@@ -16,7 +17,6 @@ from schemas.events import (
     UploadState,
     VersionEvent,
 )
-from schemas.events import EngineEvent as Seen
 from schemas.operations import OperationState
 from schemas.transactions import State
 from schemas.versions import VersionEntry
@@ -60,7 +60,7 @@ class News:
                 yield from self._operation(event)
             case UploadEvent(state=UploadState.REFUSED):
                 yield f"upload       {_place(event)}: refused, {event.code}"
-            case Seen():
+            case EngineEvent():
                 yield from self._seen(event)
 
     def _state(self) -> Iterator[str]:
@@ -75,14 +75,14 @@ class News:
         for entry in history.versions:
             yield from self._next(entry)
         self._engine = ""
-        yield from self._seen(Seen(writable=status.writable, busy=status.busy, engine=status.engine))
+        yield from self._seen(EngineEvent(writable=status.writable, busy=status.busy, engine=status.engine))
 
     def _next(self, entry: VersionEntry) -> Iterator[str]:
         if self._version is None or entry.version > self._version:
             self._version = entry.version
             yield f"version      {_version(entry)}"
 
-    def _seen(self, event: Seen) -> Iterator[str]:
+    def _seen(self, event: EngineEvent) -> Iterator[str]:
         line = f"engine       {_engine(event)}"
         if line != self._engine:
             self._engine = line
@@ -122,7 +122,7 @@ def _version(entry: VersionEntry) -> str:
     return f"{entry.version}: {entry.kind}{back}{label}{size}{stall}"
 
 
-def _engine(event: Seen) -> str:
+def _engine(event: EngineEvent) -> str:
     if event.writable:
         return "writable, paused" if event.engine.paused and not event.busy else "writable"
     progress = event.engine.progress
