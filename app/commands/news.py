@@ -50,7 +50,7 @@ class News:
         if self._behind:
             yield from self._state()
         match event:
-            case VersionEvent():
+            case VersionEvent() if not self._behind:  # else it will be read
                 yield from self._next(event.version)
             case BaselineEvent():
                 yield f"baseline     {event.name}: {_now(event.version)}"

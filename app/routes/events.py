@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator
 from contextlib import ExitStack, aclosing
+from http import HTTPStatus
 
 from fastapi import APIRouter, Request
 from starlette.responses import StreamingResponse
@@ -22,9 +23,11 @@ class _Stream(StreamingResponse):
 
     media_type = EVENT_STREAM
 
-    def __init__(self, content: AsyncGenerator[bytes, None], room: ExitStack) -> None:
+    def __init__(
+        self, content: AsyncGenerator[bytes, None], room: ExitStack, status_code: int = HTTPStatus.OK
+    ) -> None:
         headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
-        super().__init__(content, headers=headers)
+        super().__init__(content, status_code, headers)  # the document has it from the signature
         self._room = room
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
