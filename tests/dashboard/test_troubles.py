@@ -167,3 +167,21 @@ async def test_a_question_that_was_closed_meddles_with_no_other(tmp_path: Path) 
         await dialog.wait_for(state="hidden")
         label = "document.activeElement.getAttribute('aria-label')"
         assert await board.page.evaluate(label) == "Roll back to version 1"
+
+
+async def test_markup_in_what_clients_say_is_text(tmp_path: Path) -> None:
+    """Labels and names stand on the page as they were sent, and run nothing."""
+    label = "<img src=x onerror=document.title=1><b>bold</b>"
+    async with shown(tmp_path) as board:
+        await board.ready()
+        await board.commit(0, 0, label=label)
+        await board.shows(label, "#versions")
+        await board.shows(f"{label}: committed", "#transactions")
+        assert label in await board.page.locator("#announcer").inner_text()
+        await board.page.get_by_role("button", name="Roll back to version 0").click()
+        await board.page.keyboard.press("Escape")
+        await board.commit(0, 1)
+        await board.page.get_by_role("button", name="Roll back to version 1").click()
+        assert label in await board.page.locator("#rollback-text").inner_text()
+        assert await board.page.locator("b, img").count() == 0
+        assert await board.page.title() == "Graft"
