@@ -1,9 +1,13 @@
 """Bodies that arrive, told in the feed."""
 
 import asyncio
+import json
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http import HTTPStatus
+
+from starlette.responses import Response
 
 from app.feed import Feed
 from app.problems import as_problem
@@ -48,6 +52,13 @@ class Arrival:
     def accepted(self, transaction: str | None) -> None:
         """It belongs to this transaction now; what becomes of that is another story."""
         self._end(UploadState.ACCEPTED, transaction=transaction)
+
+    def answered(self, response: Response, transaction: str | None) -> None:
+        """If nobody has judged it, the same request was answered before, and got that answer again."""
+        if response.status_code < HTTPStatus.BAD_REQUEST:
+            self.accepted(transaction)
+        else:
+            self._end(UploadState.REFUSED, code=Code(json.loads(bytes(response.body))["code"]))
 
     @contextmanager
     def judged(self) -> Iterator[None]:

@@ -8,7 +8,7 @@
 Where a connection breaks, the request is sent again under a key by which the service knows it: nothing is
 done twice. What Graft refuses is raised as `Refused` or one of its kinds; if the answer to a change is not to
 be had, that is `AnswerLost`. Methods take and return what the functions of the same names in
-`app.remote.calls` say. Needs httpx, pydantic and
+`app.remote.calls` say; `events` has what happens as it happens. Needs httpx, httpx-sse, pydantic and
 numpy; torch only if its tensors are sent.
 """
 
@@ -26,6 +26,7 @@ from app.remote.errors import (
     StateUnknown,
     Unreachable,
 )
+from app.remote.events import Told
 from app.remote.experts import split_experts
 from app.remote.patches import Dense, Sparse, Weights, changes
 from app.remote.tensors import Tensor
@@ -48,6 +49,7 @@ __all__ = [
     "Sparse",
     "StateUnknown",
     "Tensor",
+    "Told",
     "Transaction",
     "Unreachable",
     "Weights",

@@ -4,7 +4,8 @@ import asyncio
 import re
 import secrets
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager
 from itertools import islice
 
 from schemas.events import Event, ResetEvent
@@ -46,33 +47,35 @@ class Feed:
         self._closed = True
         self._wake()
 
-    def require_room(self) -> None:
-        """Raises too_many_readers."""
+    @contextmanager
+    def reader(self) -> Iterator[None]:
+        """Room for one reader while it lasts. Raises too_many_readers."""
         if self.readers >= self._most:
             raise ProblemError(Code.TOO_MANY_READERS, f"{self.readers} streams of events are open.")
+        self.readers += 1
+        try:
+            yield
+        finally:
+            self.readers -= 1
 
     async def stream(self, after: str | None) -> AsyncGenerator[bytes, None]:
         """Frames of all events after the one of that id, for ever.
 
         Begins with `reset` if there is no id, or none that what is kept goes on from.
         """
-        self.readers += 1
-        try:
-            yield HELLO
-            at = self._place(after)
-            while not self._closed:
-                more = self._more
-                if at is None or not self._kept(at):
-                    at = self._last
-                    yield self._frame(ResetEvent())
-                elif at < self._last:
-                    frames = b"".join(islice(self._frames, len(self._frames) - (self._last - at), None))
-                    at = self._last
-                    yield frames
-                elif not await self._within_beat(more):
-                    yield BEAT
-        finally:
-            self.readers -= 1
+        yield HELLO
+        at = self._place(after)
+        while not self._closed:
+            more = self._more
+            if at is None or not self._kept(at):
+                at = self._last
+                yield self._frame(ResetEvent())
+            elif at < self._last:
+                frames = b"".join(islice(self._frames, len(self._frames) - (self._last - at), None))
+                at = self._last
+                yield frames
+            elif not await self._within_beat(more):
+                yield BEAT
 
     def _place(self, id: str | None) -> int | None:
         """The number of an event of this process, if the id is one."""

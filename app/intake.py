@@ -156,10 +156,10 @@ class Intake:
         async def once() -> Response:
             async with AsyncExitStack() as stack:
                 stack.push_async_callback(service.staging.discard, [file])
-                ticket = ticket_of(request, file.blake3)
                 with arrival.judged():
+                    ticket = ticket_of(request, file.blake3)
                     answer = await service.replies.once(ticket, lambda: use(file, stack, ticket, arrival))
-                arrival.accepted(self._transaction)
+                arrival.answered(answer, self._transaction)
                 return answer
 
         return await service.tasks.finish(once())

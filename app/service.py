@@ -100,7 +100,7 @@ class Service:
         )
         self.link.recover = self.recovery.recover
         self.exports = Exports(settings, self.client, self.link, self.ledger, self.operations)
-        self._lookout = Lookout(self.feed, self.engine_event, self.storage_event, settings.event_look_s)
+        self.lookout = Lookout(self.feed, self._engine_event, self._storage_event, settings.event_look_s)
         self.reloads = Reloads(settings, self.client, self.link, self.ledger, self.changes)
 
     @asynccontextmanager
@@ -117,7 +117,7 @@ class Service:
                 self.link.watch(),
                 self._sweep(),
                 self._digests.record_for_ever(),
-                self._lookout.look_for_ever(),
+                self.lookout.look_for_ever(),
             )
         ]
         try:
@@ -171,7 +171,7 @@ class Service:
             raise ProblemError(Code.ENGINE_UNAVAILABLE, "Generation is paused, and not by a commit.")
         return self.ledger.current.version
 
-    def engine_event(self) -> EngineEvent:
+    def _engine_event(self) -> EngineEvent:
         """The engine, and whether it can be changed, as of now."""
         progress = self.recovery.progress or self.progress()
         return EngineEvent(
@@ -180,7 +180,7 @@ class Service:
             engine=engine_status(self.client, self.link, progress),
         )
 
-    def storage_event(self) -> StorageEvent:
+    def _storage_event(self) -> StorageEvent:
         """Bytes in use, as of now."""
         return StorageEvent(storage=rooms(self.settings, self.staging, self.changes.undo, self.blobs))
 

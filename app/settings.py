@@ -129,7 +129,7 @@ class Settings(BaseSettings):
     event_readers: Annotated[int, Field(gt=0)] = 64
     """How many streams of events may be open."""
     event_beat_s: Seconds = 15
-    """How long a stream of events may be silent before it says so."""
+    """How long a stream of events may be silent before it says so; clients bear 45 s."""
     event_look_s: Seconds = 0.25
     """How often engine and budgets are compared with what readers of events were told."""
 

@@ -74,8 +74,12 @@ class Lookout:
                 self.look()
             await asyncio.sleep(self._step_s)
 
-    def look(self) -> None:
-        """Publish what has changed since the last look."""
+    def look(self) -> tuple[EngineEvent, StorageEvent]:
+        """How they stand; what has changed since the last look is published.
+
+        Whoever is told the state looks here: were it otherwise between two looks, and nobody the wiser, a
+        reader of events who was told so would go on believing it.
+        """
         engine, storage = self._engine(), self._storage()
         seen = self._seen
         if seen is None or _timeless(seen[0]) != _timeless(engine):
@@ -83,6 +87,7 @@ class Lookout:
         if seen is None or seen[1] != storage:
             self._feed.publish(storage)
         self._seen = (engine, storage)
+        return self._seen
 
 
 def _timeless(event: EngineEvent) -> EngineEvent:

@@ -21,11 +21,18 @@ class Marks:
     floor: int | None
 
 
+_Row = tuple[str, int]
+"""Group of names, layer."""
+
+
 @dataclass(frozen=True)
 class _Step:
-    """What one version wrote over the one `before`; none: over nothing that matters to it."""
+    """What one version wrote over the one `before`; none: over nothing that matters to it.
 
-    cells: frozenset[Cell]
+    Every version has one for ever, so cells are bits: the lowest for all experts of a row, then one for each.
+    """
+
+    rows: Mapping[_Row, int]
     before: int | None
     floor: int | None
 
@@ -48,13 +55,13 @@ class Touched:
     ) -> None:
         """A version with weights of its own; `before` is the one that it was built on, or its first twin."""
         if kind is VersionKind.COMMIT:
-            step = _Step(frozenset(_cells(uploads)), before, None)
+            step = _Step(_packed(_cells(uploads)), before, None)
         else:
             # The base and a reload are everything; of what was adopted nobody knows.
-            step = _Step(frozenset(), None, None if kind is VersionKind.ADOPTED else version)
+            step = _Step({}, None, None if kind is VersionKind.ADOPTED else version)
         self._steps[version] = step
         if step.before is not None and step.before == self._at:
-            self._cells |= dict.fromkeys(step.cells, version)
+            self._cells |= dict.fromkeys(_unpacked(step.rows), version)
             self._at = version
 
     def at(self, version: int) -> Marks:
@@ -67,7 +74,7 @@ class Touched:
         self._at, self._cells = version, {}
         step = self._steps[version]
         while True:
-            for cell in step.cells:
+            for cell in _unpacked(step.rows):
                 self._cells.setdefault(cell, version)
             if step.before is None:
                 self._floor = step.floor
@@ -93,6 +100,22 @@ def _layer(layer: int, marks: Marks, catalogue: Catalogue) -> LayerExperts:
 def _latest(one: int | None, other: int | None) -> int | None:
     """Versions only grow along a history, so the higher one came last."""
     return max((n for n in (one, other) if n is not None), default=None)
+
+
+def _packed(cells: Iterable[Cell]) -> dict[_Row, int]:
+    rows: dict[_Row, int] = {}
+    for group, layer, expert in cells:
+        bit = 0 if expert is None else expert + 1
+        rows[group, layer] = rows.get((group, layer), 0) | 1 << bit
+    return rows
+
+
+def _unpacked(rows: Mapping[_Row, int]) -> Iterator[Cell]:
+    for (group, layer), bits in rows.items():
+        while bits:
+            bit = (bits & -bits).bit_length() - 1
+            bits ^= 1 << bit
+            yield group, layer, bit - 1 if bit else None
 
 
 def _cells(uploads: Iterable[StagedUpload]) -> Iterator[Cell]:

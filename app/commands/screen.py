@@ -46,6 +46,10 @@ class Screen:
         console = Console(markup=False, highlight=False, width=None if sys.stdout.isatty() else _WIDE)
         console.print(shown(), soft_wrap=isinstance(shown, str))
 
+    def note(self, text: str) -> None:
+        """Something beside the results, while the command goes on."""
+        typer.echo(json.dumps({"detail": text}) if self._as_json else f"graft: {text}", err=True)
+
     def stop(self, status: Exit, why: str, problem: dict[str, object] | None = None) -> NoReturn:
         """End the command with a status, and say why on stderr."""
         if self._as_json:

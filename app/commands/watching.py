@@ -1,25 +1,37 @@
 """`graft watch`: what happens to the service, line by line."""
 
+from collections.abc import Iterable, Iterator
+from datetime import datetime
 from functools import partial
-from typing import Annotated
 
 import typer
 
+from app.commands.news import News
+from app.commands.screen import Screen
 from app.commands.talk import AsJson, TokenFile, Url, talking
-from app.remote.events import Event, events
+from app.remote.errors import Unreachable
+from app.remote.events import Told
+from app.remote.waiting import Client
 
 
-def watch(
-    every: Annotated[float, typer.Option(help="Seconds between two looks.", min=0.05)] = 1.0,
-    url: Url = None,
-    token_file: TokenFile = None,
-    as_json: AsJson = False,
-) -> None:
-    """Tell of new versions, open transactions and the engine's state until Ctrl-C; JSON lines with --json."""
+def watch(url: Url = None, token_file: TokenFile = None, as_json: AsJson = False) -> None:
+    """Tell of versions, transactions, refused uploads, operations, the engine and baselines until Ctrl-C.
+
+    With --json, every event of GET /v1/events as it comes, one a line. A lost connection is told on stderr,
+    and made anew.
+    """
     with talking(url, token_file, as_json) as (client, screen):
-        for event in events(client, every):
-            screen.show(event, partial(_line, event))
+        stream = client.events(connection=partial(_connection, screen))
+        for line in (told.text for told in stream) if as_json else _lines(client, stream):
+            typer.echo(line)
 
 
-def _line(event: Event) -> str:
-    return f"{event.at.astimezone().strftime('%H:%M:%S')}  {event.kind:<13}{event.detail}"
+def _lines(client: Client, stream: Iterable[Told]) -> Iterator[str]:
+    news = News(client)
+    for told in stream:
+        for line in news.lines(told.event):
+            yield f"{datetime.now().astimezone():%H:%M:%S}  {line}"
+
+
+def _connection(screen: Screen, trouble: Unreachable | None) -> None:
+    screen.note(f"{trouble}; trying again" if trouble else "connected again")

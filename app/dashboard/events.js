@@ -3,31 +3,38 @@
 import { ask, Refused } from "./api.js";
 
 const LONGEST_MS = 10_000;
-const SILENT_MS = 60_000; // the service says something every 15 s
+const SILENT_MS = 45_000; // the service says something every 15 s
 
 /** Events of a stream of text, as { id, data }. */
 async function* parsed(body, alive) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
-  for (;;) {
-    const { value, done } = await reader.read();
-    if (done) return;
-    alive();
-    const blocks = (rest + value).split("\n\n");
-    rest = blocks.pop();
-    for (const block of blocks) {
-      const fields = Object.fromEntries(
-        block.split("\n").filter((line) => !line.startsWith(":")).map((line) => {
-          const at = line.indexOf(": ");
-          return [line.slice(0, at), line.slice(at + 2)];
-        }),
-      );
-      if (fields.data) yield { id: fields.id, data: JSON.parse(fields.data) };
+  try {
+    for (;;) {
+      const { value, done } = await reader.read();
+      if (done) return;
+      alive();
+      const blocks = (rest + value).split("\n\n");
+      rest = blocks.pop();
+      for (const block of blocks) {
+        const fields = Object.fromEntries(
+          block.split("\n").filter((line) => !line.startsWith(":")).map((line) => {
+            const at = line.indexOf(": ");
+            return [line.slice(0, at), line.slice(at + 2)];
+          }),
+        );
+        if (fields.data) yield { id: fields.id, data: JSON.parse(fields.data) };
+      }
     }
+  } finally {
+    reader.cancel().catch(() => {}); // else the service would go on telling nobody
   }
 }
 
-/** Hand every event to `tell`, in order, and stay connected until `signal`; throws Refused if not let in. */
+/**
+ * Hand every event to `tell`, in order, and stay connected until `signal`; throws Refused if not let in.
+ * `show` is told "live", or "lost" and why if the service has said so.
+ */
 export async function follow(tell, show, signal) {
   let last = null;
   let wait = 0;
@@ -38,6 +45,7 @@ export async function follow(tell, show, signal) {
       clearTimeout(timer);
       timer = setTimeout(() => silence.abort(), SILENT_MS);
     };
+    let refusal = null;
     try {
       alive();
       const headers = last ? { "Last-Event-ID": last } : {};
@@ -46,15 +54,20 @@ export async function follow(tell, show, signal) {
       wait = 0;
       for await (const event of parsed(response.body, alive)) {
         last = event.id;
-        tell(event.data);
+        try {
+          tell(event.data);
+        } catch (error) {
+          reportError(error); // what is wrong with one event is no trouble of the stream
+        }
       }
     } catch (error) {
       if (error instanceof Refused && error.status === 401) throw error;
+      if (error instanceof Refused) refusal = error;
     } finally {
       clearTimeout(timer);
     }
     if (signal.aborted) return;
-    show("lost");
+    show("lost", refusal);
     await new Promise((resolve) => setTimeout(resolve, wait));
     wait = Math.min(LONGEST_MS, Math.max(500, wait * 2));
   }

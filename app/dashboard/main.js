@@ -11,6 +11,9 @@ import { Timeline } from "./timeline.js";
 const CONNECTION = { live: "live", lost: "reconnecting", off: "not connected" };
 let session = new AbortController();
 let seenModel = null;
+const troubles = new Map();
+let toldTrouble = null;
+let asked = 0; // how often it was asked whether to roll back
 
 const grid = new Grid((version) => {
   const found = version !== null && timeline.find(version);
@@ -23,8 +26,18 @@ const state = new State(
     if (!pending.size) requestAnimationFrame(draw);
     pending.add(part);
   },
-  (error) => (error instanceof Refused && error.status === 401 ? signIn(error) : explain(byId("trouble"), error)),
+  (part, error) => (error instanceof Refused && error.status === 401 ? signIn(error) : trouble(part, error)),
 );
+
+/** Show what is wrong, of several things the first; what is said already is not said again. */
+function trouble(part, error) {
+  if (error) troubles.set(part, error);
+  else troubles.delete(part);
+  const [first = null] = troubles.values();
+  const told = first && `${first.code}: ${first.message}`;
+  if (told !== toldTrouble) explain(byId("trouble"), first);
+  toldTrouble = told;
+}
 
 function draw() {
   const parts = new Set(pending);
@@ -48,7 +61,8 @@ function drawEngine() {
   seenModel = known;
 }
 
-function show(connection) {
+function show(connection, refusal = null) {
+  trouble("events", refusal);
   byId("connection").dataset.state = connection;
   byId("connection").textContent = CONNECTION[connection];
 }
@@ -85,8 +99,10 @@ function signIn(error) {
   session.abort();
   token.clear();
   state.clear();
+  troubles.clear();
   show("off");
-  byId("trouble").hidden = byId("board").hidden = byId("sign-out").hidden = byId("current").hidden = true;
+  byId("rollback").close();
+  byId("board").hidden = byId("sign-out").hidden = byId("current").hidden = true;
   byId("login").hidden = false;
   explain(byId("login").querySelector(".problem"), tried ? error : null);
   byId("token").focus();
@@ -108,11 +124,11 @@ byId("sign-out").addEventListener("click", () => {
   signIn(null);
 });
 
-function confirmRollback(entry) {
+function confirmRollback(entry, current) {
   const dialog = byId("rollback");
   const problem = dialog.querySelector(".problem");
   const go = byId("rollback-go");
-  const { current } = state.history;
+  const question = (asked += 1);
   byId("rollback-title").textContent = `Roll back to version ${entry.version}?`;
   byId("rollback-text").textContent =
     `The engine runs version ${current}. The weights of version ${entry.version}` +
@@ -125,11 +141,17 @@ function confirmRollback(entry) {
     explain(problem, null);
     try {
       await rollback(entry.version, current);
-      dialog.close();
+      if (question === asked) dialog.close();
     } catch (error) {
+      if (question !== asked) return; // it was closed, and another one may be open
       explain(problem, error);
       go.disabled = false;
     }
+  };
+  dialog.onclose = () => {
+    asked += 1;
+    if (!dialog.contains(document.activeElement) && document.activeElement !== document.body) return;
+    timeline.find(entry.version)?.focus(); // the button that was pressed may have been drawn anew since
   };
   dialog.showModal();
 }

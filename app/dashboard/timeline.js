@@ -59,7 +59,7 @@ export class Timeline {
     if (!entry.held) return make("span", { class: "quiet" }, "no longer held");
     const button = make("button", { type: "button", "aria-label": `Roll back to version ${entry.version}` }, "Roll back…");
     button.disabled = !this.writable;
-    button.addEventListener("click", () => this.rollBack(entry));
+    button.addEventListener("click", () => this.rollBack(entry, this.current));
     return button;
   }
 }

@@ -10,10 +10,10 @@ from app.remote.call import Call
 from app.remote.errors import AnswerLost, BadAnswer, GraftError, Refused, Unreachable, answered
 from schemas.problems import Code
 
-_PASSING = (httpx.TimeoutException, httpx.NetworkError, httpx.RemoteProtocolError)
+PASSING = (httpx.TimeoutException, httpx.NetworkError, httpx.RemoteProtocolError)
 """Troubles of a connection that another one may not have."""
+LONGEST_PAUSE_S = 10.0
 _UNCONNECTED = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
-_LONGEST_PAUSE_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -53,11 +53,11 @@ class Attempts:
         cut = self._begun and not self._sent
         self._lost = self._lost or (self._sent and not isinstance(error, _UNCONNECTED))
         self._begun = self._sent = False
-        if not isinstance(error, _PASSING) or not self._left:
+        if not isinstance(error, PASSING) or not self._left:
             early = "the connection ended before all was sent, perhaps since it was refused: " if cut else ""
-            raise self._given_up(early + _said(error)) from error
+            raise self._given_up(early + said(error)) from error
         self._left -= 1
-        pause, self._pause = self._pause, min(2 * self._pause, _LONGEST_PAUSE_S)
+        pause, self._pause = self._pause, min(2 * self._pause, LONGEST_PAUSE_S)
         return pause
 
     def refused(self, response: httpx.Response) -> float:
@@ -88,7 +88,8 @@ class Attempts:
         return Unreachable(f"Graft can't be reached: {why}")
 
 
-def _said(error: httpx.HTTPError) -> str:
+def said(error: httpx.HTTPError) -> str:
+    """What went wrong, and with which address."""
     text = str(error) or type(error).__name__
     return f"{text} ({error.request.url.copy_with(query=None)})"
 

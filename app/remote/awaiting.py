@@ -1,19 +1,21 @@
 """The client for asyncio."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
 import httpx
+from httpx_sse import aconnect_sse
 
-from app.remote import calls
+from app.remote import calls, events
 from app.remote.attempts import Attempts, Retry
 from app.remote.bodies import Watch, threaded
 from app.remote.call import Call, ReadBack, length_of, version_of
 from app.remote.calls import Choices
-from app.remote.connection import HURRIED, SILENCE_S, STUBBORN, URL, options
+from app.remote.connection import CONNECT_S, HURRIED, SILENCE_S, STUBBORN, URL, options
 from app.remote.errors import GraftError, Unreachable
 from app.remote.files import appearing
 from app.remote.followed import POLL_S, ended, running, unfollowed
@@ -91,6 +93,35 @@ class AsyncClient:
                 raise unfollowed(operation, error) from error
             seen(operation)
         return ended(operation)
+
+    async def events(
+        self,
+        last_event_id: str | None = None,
+        *,
+        connection: events.Connection = lambda trouble: None,
+        silence_s: float = events.SILENCE_S,
+    ) -> AsyncGenerator[events.Told, None]:
+        """As `Client.events`; `contextlib.aclosing` ends the stream where the loop over it is left."""
+        course = events.Course(last_event_id, self._retry, connection)
+        timeout = httpx.Timeout(silence_s, connect=CONNECT_S)
+        while True:
+            try:
+                async with aconnect_sse(
+                    self._http, "GET", events.PATH, headers=course.headers(), timeout=timeout
+                ) as source:
+                    if source.response.is_success:
+                        course.begun()
+                        async with aclosing(source.aiter_sse()) as frames:
+                            async for frame in frames:
+                                if told := course.told(frame):
+                                    yield told
+                        pause = course.ended()
+                    else:
+                        await source.response.aread()
+                        pause = course.refused(source.response)
+            except httpx.HTTPError as error:
+                pause = course.failed(error)
+            await asyncio.sleep(pause)
 
     async def _tried(
         self, call: Call[Any], take: Callable[[httpx.Response], Awaitable[T]], retry: Retry | None = None

@@ -1,19 +1,20 @@
 """The client that waits for each answer."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
 import httpx
+from httpx_sse import connect_sse
 
-from app.remote import calls
+from app.remote import calls, events
 from app.remote.attempts import Attempts, Retry
 from app.remote.bodies import Watch
 from app.remote.call import Call, ReadBack, length_of, version_of
 from app.remote.calls import Choices
-from app.remote.connection import HURRIED, SILENCE_S, STUBBORN, URL, options
+from app.remote.connection import CONNECT_S, HURRIED, SILENCE_S, STUBBORN, URL, options
 from app.remote.errors import GraftError, Unreachable
 from app.remote.files import appearing
 from app.remote.followed import POLL_S, ended, running, unfollowed
@@ -92,6 +93,38 @@ class Client:
                 raise unfollowed(operation, error) from error
             seen(operation)
         return ended(operation)
+
+    def events(
+        self,
+        last_event_id: str | None = None,
+        *,
+        connection: events.Connection = lambda trouble: None,
+        silence_s: float = events.SILENCE_S,
+    ) -> Iterator[events.Told]:
+        """What happens, as it happens, without end; of each lost connection `connection` is told.
+
+        Begins after the event of that id, or with `reset`, and goes on where it was when a connection is lost
+        or says nothing for `silence_s` seconds. Raises Refused, and BadAnswer if somebody else answers.
+        """
+        course = events.Course(last_event_id, self._retry, connection)
+        timeout = httpx.Timeout(silence_s, connect=CONNECT_S)
+        while True:
+            try:
+                with connect_sse(
+                    self._http, "GET", events.PATH, headers=course.headers(), timeout=timeout
+                ) as source:
+                    if source.response.is_success:
+                        course.begun()
+                        for frame in source.iter_sse():
+                            if told := course.told(frame):
+                                yield told
+                        pause = course.ended()
+                    else:
+                        source.response.read()
+                        pause = course.refused(source.response)
+            except httpx.HTTPError as error:
+                pause = course.failed(error)
+            time.sleep(pause)
 
     def _tried(self, call: Call[Any], take: Callable[[httpx.Response], T], retry: Retry | None = None) -> T:
         attempts = Attempts(call, retry or self._retry)

@@ -1,10 +1,12 @@
 """Everything that happens, as server-sent events."""
 
-from contextlib import aclosing
+from collections.abc import AsyncGenerator
+from contextlib import ExitStack, aclosing
+from http import HTTPStatus
 
 from fastapi import APIRouter, Request
 from starlette.responses import StreamingResponse
-from starlette.types import Send
+from starlette.types import Receive, Scope, Send
 
 from app.openapi import EVENT_STREAM, event_stream, last_event, problems
 from app.service import ServiceDep
@@ -14,9 +16,23 @@ router = APIRouter(prefix="/v1", tags=["status"])
 
 
 class _Stream(StreamingResponse):
-    """Ends with the connection: what it reads from is closed at once, not when it is collected."""
+    """Ends with the connection: what it reads from is closed at once, not when it is collected.
+
+    `room` is left then, too. It is taken before, so that requests that come at once can't be too many.
+    """
 
     media_type = EVENT_STREAM
+
+    def __init__(
+        self, content: AsyncGenerator[bytes, None], room: ExitStack, status_code: int = HTTPStatus.OK
+    ) -> None:
+        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+        super().__init__(content, status_code, headers)  # the document has it from the signature
+        self._room = room
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._room:
+            await super().__call__(scope, receive, send)
 
     async def stream_response(self, send: Send) -> None:
         async with aclosing(self.body_iterator):  # type: ignore[type-var]  # it is an async generator
@@ -31,6 +47,6 @@ class _Stream(StreamingResponse):
 )
 async def events(service: ServiceDep, request: Request) -> _Stream:
     """What happens, as it happens: read the state after `reset`, and stay up to date by what follows."""
-    service.feed.require_room()
-    headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
-    return _Stream(service.feed.stream(request.headers.get("last-event-id")), headers=headers)
+    room = ExitStack()
+    room.enter_context(service.feed.reader())
+    return _Stream(service.feed.stream(request.headers.get("last-event-id")), room)

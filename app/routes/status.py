@@ -13,7 +13,7 @@ router = APIRouter(tags=["status"], route_class=JsonRoute)
 @router.get("/v1/status", response_model=Status)
 async def status(service: ServiceDep) -> Status:
     """Engine, version, open transactions, bytes and their budgets, as they were last seen."""
-    seen = service.engine_event()
+    seen, room = service.lookout.look()
     return Status(
         ledger=service.ledger.id,
         version=service.ledger.current.version,
@@ -21,7 +21,7 @@ async def status(service: ServiceDep) -> Status:
         writable=seen.writable,
         busy=seen.busy,
         open_transactions=tuple(one.id for one in service.transactions.live()),
-        storage=service.storage_event().storage,
+        storage=room.storage,
         engine=seen.engine,
     )
 

@@ -8,7 +8,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from docs.made import api, cli, errors, metrics, settings
+from docs.made import api, cli, errors, events, metrics, settings
 
 CHANGELOG = Path(__file__).parents[2] / "CHANGELOG.md"
 
@@ -21,6 +21,7 @@ def changelog() -> str:
 PAGES: dict[str, Callable[[], str]] = {
     "reference/api.md": api.page,
     "reference/errors.md": errors.page,
+    "reference/events.md": events.page,
     "reference/settings.md": settings.page,
     "reference/metrics.md": metrics.page,
     "reference/cli.md": cli.page,

@@ -26,6 +26,12 @@ class Proxy:
     port: int = 0
     plan: deque[Cut] = field(default_factory=deque)
     connections: int = 0
+    open: set[asyncio.StreamWriter] = field(default_factory=set)
+
+    def cut(self) -> None:
+        """Cut every connection that is open."""
+        for writer in self.open:
+            writer.transport.abort()
 
     async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Pass one connection on, as far as it goes."""
@@ -35,11 +41,17 @@ class Proxy:
             await reader.read(1)
             writer.close()
             return
-        to_server = await asyncio.open_connection("127.0.0.1", self.behind)
+        try:
+            to_server = await asyncio.open_connection("127.0.0.1", self.behind)
+        except OSError:
+            writer.close()
+            return
+        self.open.add(writer)
         forth = asyncio.create_task(_pass(reader, to_server[1], 400 if cut is Cut.WITHIN else None))
         limit = {Cut.ANSWER: 0, Cut.WITHIN_ANSWER: 300}.get(cut)
         back = asyncio.create_task(_pass(to_server[0], writer, limit))
         await asyncio.wait({forth, back}, return_when=asyncio.FIRST_COMPLETED)
+        self.open.discard(writer)
         for task in (forth, back):
             task.cancel()
         for stream in (to_server[1], writer):

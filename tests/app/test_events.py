@@ -12,7 +12,7 @@ from schemas.events import Event
 from schemas.problems import Code
 from schemas.status import Progress
 from tests.app.reader import reading
-from tests.app.sockets import served
+from tests.app.sockets import head, send, served
 from tests.fakes.admin import OCTETS, expert_body, running, until
 
 pytestmark = pytest.mark.anyio
@@ -150,6 +150,48 @@ async def test_readers_that_leave_leave_nothing(tmp_path: Path) -> None:
         await until(lambda: admin.service.feed.readers == 0)
         async with reading(port) as reader:
             await reader.until("reset")
+
+
+async def test_readers_that_come_at_once_are_bounded(tmp_path: Path) -> None:
+    """As many as are allowed get a stream, however close together the requests are."""
+    async with running(tmp_path, event_readers=2) as admin, served(admin) as port:
+        streams = await asyncio.gather(*(send(port, head("GET", "/v1/events")) for _ in range(8)))
+        answers = await asyncio.gather(*(reader.readline() for reader, _ in streams))
+        assert sorted(line.split()[1] for line in answers) == [b"200"] * 2 + [b"429"] * 6
+        for _, writer in streams:
+            writer.close()
+        await until(lambda: admin.service.feed.readers == 0)
+
+
+async def test_what_the_status_says_is_no_secret_to_readers(tmp_path: Path) -> None:
+    """Whoever read the state while it was otherwise for a moment is told when it is as before again."""
+    async with running(tmp_path, event_look_s=60) as admin, served(admin) as port, reading(port) as reader:
+        await reader.until("reset")
+        await admin.http.get("/v1/status")
+        await reader.until("engine")
+        admin.service.progress = lambda: Progress(phase="loading")
+        assert (await admin.http.get("/v1/status")).json()["engine"]["progress"]["phase"] == "loading"
+        admin.service.progress = lambda: None
+        await admin.http.get("/v1/status")
+        await reader.until("engine", count=3)
+        phases = [
+            one["engine"]["progress"] and one["engine"]["progress"]["phase"] for one in reader.of("engine")
+        ]
+        assert phases == [None, "loading", None]
+
+
+async def test_a_refusal_that_is_repeated_is_told_as_one(tmp_path: Path) -> None:
+    """The same request again, under its key, gets the first answer; the upload counts as refused again."""
+    async with running(tmp_path) as admin, served(admin) as port, reading(port) as reader:
+        for _ in range(2):
+            headers = {**OCTETS, "idempotency-key": "k"}
+            answer = await admin.http.put(
+                "/v1/experts/0/1", content=expert_body()[:-8] + b"\xff" * 8, headers=headers
+            )
+            assert answer.status_code == 422
+        await reader.until("upload", count=4)
+        ended = [(one["state"], one["code"]) for one in reader.of("upload") if one["state"] != "receiving"]
+        assert ended == [("refused", answer.json()["code"])] * 2
 
 
 async def test_the_history_of_an_earlier_process_is_not_told_as_news(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import random
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,20 @@ def reach(one: TensorWrite) -> tuple[int, ...]:
     if one.experts is not None:
         return one.experts
     return tuple(range(EXPERTS)) if one.expert is None else (one.expert,)
+
+
+def test_long_histories_are_small() -> None:
+    """Versions that write to every expert of a large model take some kilobytes each, as all are kept."""
+    everything = upload(*(write(layer, None, among=tuple(range(128))) for layer in range(36)))
+    touched = Touched()
+    touched.add(0, VersionKind.BASE, None, ())
+    tracemalloc.start()
+    try:
+        for version in range(1, 101):
+            touched.add(version, VersionKind.COMMIT, version - 1, [everything])
+        assert tracemalloc.get_traced_memory()[0] < 100 * 16_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_reloads_and_adopted_versions() -> None:

@@ -116,9 +116,9 @@ def code(answer: httpx.Response) -> str:
     return str(document["code"])
 
 
-async def until(condition: Callable[[], object]) -> None:
-    """Wait for `condition`, at most 5 s."""
-    for _ in range(1000):
+async def until(condition: Callable[[], object], at_most_s: float = 5) -> None:
+    """Wait for `condition`."""
+    for _ in range(round(at_most_s / 0.005)):
         if condition():
             return
         await asyncio.sleep(0.005)

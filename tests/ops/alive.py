@@ -33,8 +33,8 @@ class Alive:
 
 
 @contextmanager
-def alive(root: Path, **settings: Any) -> Iterator[Alive]:
-    """Run it until the end of the context."""
+def alive(root: Path, port: int = 0, **settings: Any) -> Iterator[Alive]:
+    """Run it until the end of the context, on any port or this one."""
     started: list[Alive] = []
     ready, end = threading.Event(), asyncio.Event()
     loop = asyncio.new_event_loop()
@@ -42,10 +42,11 @@ def alive(root: Path, **settings: Any) -> Iterator[Alive]:
     async def run() -> None:
         engine = FakeEngine()
         engine.checkpoint = str(write_checkpoint(root / "models" / "served"))
-        async with running(root / "state", engine=engine, **settings) as admin, served(admin) as port:
-            started.append(Alive(admin, port, root / "models", loop))
+        async with running(root / "state", engine=engine, **settings) as admin, served(admin, port) as at:
+            started.append(Alive(admin, at, root / "models", loop))
             ready.set()
             await end.wait()
+            admin.service.feed.close()  # else the server would wait for its readers
 
     def work() -> None:
         try:

@@ -7,11 +7,14 @@ import pty
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -19,6 +22,7 @@ from app.cli import COMMANDS, app
 from app.commands import talk
 from app.commands.exits import MEANINGS
 from app.remote.attempts import Retry
+from app.remote.bodies import Body
 from app.remote.waiting import Client
 from schemas.bridge import RankError
 from schemas.problems import Code
@@ -362,27 +366,147 @@ def test_an_interrupted_rollback_goes_on(
     _until(lambda: service.admin.service.operations.get(id).state == "done")
 
 
-def test_watching(service: Alive, graft: Callable[..., Result], q_proj: Path) -> None:
-    """New versions and the engine's troubles come as JSON lines while they happen."""
-    process = begun(service, "watch", "--every", "0.05", "--json")
-    assert process.stdout is not None
-    first = [json.loads(process.stdout.readline()) for _ in range(2)]
-    assert [(one["kind"], one["detail"]) for one in first] == [
-        ("version", "version 0: base"),
-        ("engine", "writable"),
-    ]
+class Watching:
+    """A `graft watch` in a process of its own, and the lines that it has said so far."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self.said: list[str] = []
+        self._process = process
+        self._read = 0
+        self._reader = threading.Thread(target=self._listen)
+        self._reader.start()
+
+    def until(self, *wanted: str) -> None:
+        """Wait for a line with each of these texts, in this order, after those that were waited for."""
+        for text in wanted:
+            _until(partial(self._hears, text), lambda: f"not among {wanted}: {self.said[self._read :]}")
+
+    def end(self) -> str:
+        """Ctrl-C; what it said on stderr."""
+        self._process.send_signal(signal.SIGINT)
+        assert self._process.wait(60) == 130
+        self._reader.join()
+        assert self._process.stderr is not None
+        return self._process.stderr.read().decode()
+
+    def _hears(self, text: str) -> bool:
+        for at in range(self._read, len(self.said)):
+            if text in self.said[at]:
+                self._read = at + 1
+                return True
+        return False
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self.said.append(line.decode().rstrip("\n"))
+
+
+@pytest.fixture
+def watch() -> Iterator[Callable[..., Watching]]:
+    """Begins to watch a service; none of it is left after the test."""
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def begin(service: Alive, *arguments: str) -> Watching:
+        processes.append(begun(service, "watch", *arguments))
+        return Watching(processes[-1])
+
+    yield begin
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+def test_watching(
+    watch: Callable[..., Watching],
+    service: Alive,
+    graft: Callable[..., Result],
+    q_proj: Path,
+    expert: Path,
+) -> None:
+    """The current version and the engine first; then a line for each thing that happens, of every kind."""
+    watching = watch(service)
+    watching.until("version      0: base", "engine       writable")
     graft("push", q_proj, "--label", "mine")
+    watching.until(
+        ": opened",
+        "version      1: commit, mine; 1 tensors, 128 bytes; stall 6.0 ms",
+        ", mine: committed as version 1",
+    )
+    id = graft("begin", "--json").stdout
+    graft("abort", json.loads(id)["id"])
+    watching.until(": aborted")
+    service.engine.faults.commit[0] = "before"
+    graft("push", q_proj)
+    watching.until(": opened", ": failed, commit_undone: ")
+    service.engine.faults.commit.clear()
+    expert.write_bytes(b"12345678" * 4)
+    graft("push-expert", 0, 1, expert)
+    watching.until("upload       expert 0/1: refused, header_length")
+    httpx.put(f"{service.url}/v1/baselines/good").raise_for_status()
+    httpx.delete(f"{service.url}/v1/baselines/good").raise_for_status()
+    watching.until("baseline     good: version 1", "baseline     good: gone")
     graft("rollback", 0)
-    details: list[str] = []
-    while "version 2: rollback" not in details:
-        details.append(json.loads(process.stdout.readline())["detail"])
-    assert "version 1: commit, mine" in details
-    process.send_signal(signal.SIGINT)
-    assert process.wait(60) == 130
+    watching.until("operation    rollback ", "version      2: rollback to 0", ": done as version 2")
+    service.admin.line.cuts["*"] = "refused"
+    watching.until("engine       not writable: ")
+    service.admin.line.cuts.clear()
+    watching.until("engine       writable")
+    assert watching.end() == "graft: interrupted\n"
+    assert not any("receiving" in line or "accepted" in line for line in watching.said)
+    told = [line.split(maxsplit=1)[1] for line in watching.said]  # without the time
+    assert [line for line in told if told.count(line) > 1] == ["engine       writable"] * 2
 
 
-def _until(condition: Callable[[], object]) -> None:
+def test_watching_as_json(
+    watch: Callable[..., Watching], service: Alive, graft: Callable[..., Result], q_proj: Path
+) -> None:
+    """Every event of the service as it came, one a line, all types among them."""
+    watching = watch(service, "--json")
+    watching.until('"type":"reset"')
+    graft("push", q_proj)
+    httpx.put(f"{service.url}/v1/baselines/good").raise_for_status()
+    graft("rollback", 0)
+    watching.until('"kind":"rollback"', '"state":"done"')
+    watching.end()
+    types = {json.loads(line)["type"] for line in watching.said}
+    told = {"version", "transaction", "upload", "baseline", "operation", "engine", "storage"}
+    assert types == {"reset", *told}
+
+
+def test_watching_over_a_restart(watch: Callable[..., Watching], tmp_path: Path, q_proj: Path) -> None:
+    """That nobody answers is told once; what was committed meanwhile is caught up with, once."""
+    with alive(tmp_path) as service:
+        watching = watch(service)
+        watching.until("version      0: base", "engine       writable")
+        with Client(service.url) as client:
+            client.patch(Body.of_file(q_proj), label="before")
+        watching.until("committed as version 1")
+    with alive(tmp_path) as other, Client(other.url) as client:
+        client.patch(Body.of_file(q_proj), label="unseen")
+    with alive(tmp_path, port=service.port) as again:
+        watching.until("version      2: commit, unseen", "engine       writable")
+        with Client(again.url) as client:
+            client.patch(Body.of_file(q_proj), label="after")
+        watching.until("version      3: commit, after")
+        err = watching.end()
+    assert err.count("can't be reached") == err.count("connected again") == 1
+    assert sum("version      " in line for line in watching.said) == 4
+
+
+def test_watching_with_a_wrong_token(tmp_path: Path) -> None:
+    """A refusal ends it with the status of refusals, and is no lost connection."""
+    with alive(tmp_path, token="s3cret") as service:
+        process = begun(service, "watch")
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (4, b"")
+    assert err.startswith(b"graft: unauthorized: ")
+
+
+def _until(
+    condition: Callable[[], object], trouble: Callable[[], str] = lambda: "it did not come about"
+) -> None:
     deadline = time.monotonic() + 30
     while not condition():
-        assert time.monotonic() < deadline, "it did not come about"
+        assert time.monotonic() < deadline, trouble()
         time.sleep(0.01)

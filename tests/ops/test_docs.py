@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from app.cli import app
 from app.main import create_app
 from app.metrics import Metrics
 from app.settings import Settings
-from docs.made import api, cli, errors, metrics, settings, shapes
+from docs.made import api, cli, errors, events, metrics, settings, shapes
 from docs.made.tables import table
 from schemas.problems import STATUS, Code
 
@@ -114,6 +115,21 @@ def test_every_code_setting_metric_and_command_is_listed() -> None:
     assert [name for name in commands if f"## `graft {name}`\n" not in cli.page()] == []
 
 
+def test_every_event_is_listed() -> None:
+    """One row for each type of the stream, with every member; the shape that it links to is there."""
+    schemas = create_app().openapi()["components"]["schemas"]
+    types = schemas["Event"]["discriminator"]["mapping"]
+    row = re.compile(r"^\| `(\w+)` \| .+ \| .*\(api\.md#([\w-]+)\) \| (.*) \|$", re.MULTILINE)
+    found = {
+        name: (link, re.findall(r"`(\w+)`", members)) for name, link, members in row.findall(events.page())
+    }
+    assert set(found) == set(types)
+    for name, (link, members) in found.items():
+        shape = schemas[types[name].rpartition("/")[2]]
+        assert f"{{: #{link} }}" in api.page()
+        assert members == [member for member in shape["properties"] if member != "type"]
+
+
 def test_sizes_are_told_as_they_are_written() -> None:
     """Defaults of sizes can be copied into a variable as they stand in the page."""
     found = dict(re.findall(r"\| `GRAFT_(\w+_BYTES)` \| `(\w+)` \|", settings.page()))
@@ -121,6 +137,31 @@ def test_sizes_are_told_as_they_are_written() -> None:
     for name, size in found.items():
         given = Settings.model_validate({name.lower(): size})
         assert getattr(given, name.lower()) == Settings.model_fields[name.lower()].default
+
+
+def test_every_module_is_named_in_the_architecture() -> None:
+    """By its path, or by its name alone if no other module has the same; and none that is not there."""
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    packages = ("app", "loaders", "schemas")
+    modules = [
+        path for package in packages for path in (ROOT / package).rglob("*.py") if path.stem != "__init__"
+    ]
+    names = Counter(path.name for path in modules)
+    paths = {path: str(path.relative_to(ROOT)) for path in modules}
+    assert len(modules) > 150
+    unnamed = [
+        name
+        for path, name in paths.items()
+        if f"`{name}`" not in text and (names[path.name] > 1 or f"`{path.name}`" not in text)
+    ]
+    assert unnamed == []
+    named = set(re.findall(r"`([\w/]+\.py)`", text))
+    there = {
+        *names,
+        *paths.values(),
+        *(str(p.relative_to(ROOT)) for p in (ROOT / "docs" / "made").glob("*.py")),
+    }
+    assert named - there == set()
 
 
 @pytest.mark.slow
