@@ -100,8 +100,10 @@ class Blobs:
         Raises ledger_damaged, and base_changed if it is a file that is not kept here.
         """
         located = tuple(self.located(upload) for upload in lineage)
-        for upload in {upload.path: upload for upload in located}.values():
-            if await asyncio.to_thread(_digest, Path(upload.path)) != upload.blake3:
+        unique = list({upload.path: upload for upload in located}.values())
+        found = await asyncio.gather(*(asyncio.to_thread(_digest, Path(upload.path)) for upload in unique))
+        for upload, digest in zip(unique, found, strict=True):
+            if digest != upload.blake3:
                 raise _unusable(upload)
         return located
 

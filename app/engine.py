@@ -105,7 +105,7 @@ class EngineClient:
         base_version: int,
         uploads: Sequence[bridge.StagedUpload] = (),
         restore: int | None = None,
-        with_undo: bool = True,
+        replay: bool = False,
     ) -> bridge.PrepareResult:
         """Phase one on every rank."""
         bound = self._settings.engine_prepare_s
@@ -115,7 +115,7 @@ class EngineClient:
             base_version=base_version,
             uploads=tuple(uploads),
             restore=restore,
-            with_undo=with_undo,
+            replay=replay,
             timeout_s=0.9 * bound,  # so that its own answer comes before ours
         )
         result = await self._post("prepare", request, bridge.PrepareResult, bound)

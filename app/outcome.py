@@ -26,14 +26,14 @@ class Work:
 
     uploads: tuple[bridge.StagedUpload, ...] = ()
     restore: int | None = None
-    with_undo: bool = True
+    replay: bool = False
 
 
 async def prepare(link: EngineLink, key: str, base: int, work: Work) -> Prepared:
     """Phase one on every rank. Raises what the ranks agree on, prepare_failed, engine_unavailable."""
     boots = link.require().boots
     try:
-        result = await link.client.prepare(key, base, work.uploads, work.restore, work.with_undo)
+        result = await link.client.prepare(key, base, work.uploads, work.restore, work.replay)
         _judge_prepare(result, boots)
     except ProblemError as error:
         if error.code is Code.STATE_UNKNOWN:

@@ -151,7 +151,7 @@ class Recovery:
         uploads = await self._blobs.checked(lineage)
         self._say(f"{len(lineage)} uploads, {nbytes} bytes: preparing")
         # Undo would lead to the base and not to the version before, and nobody is served meanwhile.
-        work = Work(uploads=uploads, with_undo=False)
+        work = Work(uploads=uploads, replay=True)
         prepared = await outcome.prepare(self._link, secrets.token_hex(8), 0, work)
         self._say(f"{len(lineage)} uploads, {nbytes} bytes: writing")
         await outcome.commit(self._link, engine.boots, prepared, current)

@@ -10,11 +10,17 @@ from loaders.engine.ties import require_equal
 from schemas.bridge import StagedUpload
 
 
-def prepared(atlas: Atlas, uploads: tuple[StagedUpload, ...]) -> Prepared:
-    """Moves that are ready, with their digest; their undo is left to `with_undo`."""
+def replayed(atlas: Atlas, uploads: tuple[StagedUpload, ...]) -> Prepared:
+    """Moves that are ready, for an engine that serves nobody yet: no undo, no digest."""
     made = plan(atlas, uploads)
     require_equal(atlas, made.sites, made.moves)
-    return Prepared("k", 0, tuple(made.moves), None, (), made.tensors, made.elements, digest_of(made.moves))
+    return Prepared("k", 0, tuple(made.moves), None, (), made.tensors, made.elements, None)
+
+
+def prepared(atlas: Atlas, uploads: tuple[StagedUpload, ...]) -> Prepared:
+    """Moves that are ready, with their digest; their undo is left to `with_undo`."""
+    ready = replayed(atlas, uploads)
+    return replace(ready, digest=digest_of(ready.moves))
 
 
 def with_undo(atlas: Atlas, ready: Prepared) -> Prepared:

@@ -70,8 +70,11 @@ class PrepareRequest(Output):
     base_version: Version
     uploads: tuple[StagedUpload, ...] = ()
     restore: Version | None = None
-    with_undo: bool = True
-    """Without it the commit can't be taken back: half the memory, for engines that serve nobody yet."""
+    replay: bool = False
+    """The engine serves nobody yet, and digests will tell what it has: the moves get neither undo nor digest.
+
+    Half the memory, but no way back.
+    """
     timeout_s: float
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from loaders.engine.layout import Correspondence, Layout
+from loaders.engine.layout import Correspondence, Layout, quotients
 from loaders.engine.move import Move, Scatter
 from loaders.engine.points import Points
 from loaders.engine.spot import Spot
@@ -50,9 +50,10 @@ class _Canvas:
             place.view(self._mask()).fill_(True)
 
     def dot(self, elements: torch.Tensor, values: torch.Tensor) -> None:
-        self.values[self.spot.positions(elements) - self.stands] = values
+        local = elements - self.begin
+        self.values[self.spot.within(local)] = values
         if not self.whole:
-            self._mask()[elements - self.begin] = True
+            self._mask()[local] = True
 
     def _mask(self) -> torch.Tensor:
         if self.covered is None:
@@ -64,9 +65,9 @@ class _Canvas:
         if self.spot.src_block == self.spot.dst_block and whole:
             return Move(self.target, Layout(self.stands, (self.spot.dst_block,), (1,)), self.values)
         local = torch.arange(self.spot.src_block) if whole else self._mask().nonzero().squeeze(1)
-        positions = self.spot.positions(local + self.begin)
+        within = self.spot.within(local)
         points = Points(local.numel(), self.stands + self.spot.dst_block, self.values.dtype)
-        points.add(positions, self.values[positions - self.stands])
+        points.add(within + self.stands, self.values[within])
         return scattered(self.target, points)
 
 
@@ -109,7 +110,7 @@ class Canvases:
         if (target, spot) not in self._painted:
             return elements, values
         left = [torch.empty(0, dtype=torch.int64)]
-        for block, chosen in _by_block(torch.div(elements, spot.src_block, rounding_mode="floor")):
+        for block, chosen in _by_block(quotients(elements, spot.src_block)):
             canvas = self._open.get((target, spot, block))
             if canvas is None:
                 left.append(chosen)

@@ -125,7 +125,7 @@ class Correspondence:
         inside = rest >= 0
         mapped = torch.full_like(rest, flat.dst.offset)
         for n, s, d in zip(flat.src.size, flat.src.stride, flat.dst.stride, strict=True):
-            digit = torch.div(rest, s, rounding_mode="floor")
+            digit = quotients(rest, s)
             inside &= digit < n
             mapped += digit * d
             rest = rest - digit * s
@@ -160,6 +160,11 @@ class Correspondence:
         if last - first > 1 and not (begin <= rows.src.offset and rows.src.end <= begin + length):
             raise ValueError("a row of the region crosses the slice's edge")
         return rows.within(begin, length)
+
+
+def quotients(numbers: torch.Tensor, divisor: int) -> torch.Tensor:
+    """Quotients, rounded down, of int64 [n]; numpy multiplies where torch divides, several times as fast."""
+    return torch.from_numpy(numbers.numpy() // divisor)
 
 
 def _ceil_div(a: int, b: int) -> int:

@@ -1,6 +1,6 @@
 """Moves: ready values and the exact runtime elements that they replace."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -152,7 +152,7 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
     return flat.data
 
 
-def digest_of(moves: list[Move]) -> str:
+def digest_of(moves: Sequence[Move]) -> str:
     """BLAKE3 over targets, places and values in order: what a commit writes on this rank."""
     hasher = blake3()
     for move in moves:

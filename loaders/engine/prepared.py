@@ -31,7 +31,7 @@ class Prepared:
     spares: "tuple[Spare, ...]"
     tensors: int
     elements: int
-    digest: str
+    digest: str | None
 
     @property
     def nbytes(self) -> int:

@@ -100,11 +100,11 @@ class Session:
             request.key,
             request.base_version,
             tuple(moves),
-            taken(moves, self.atlas.targets) if request.with_undo else None,
+            None if request.replay else taken(moves, self.atlas.targets),
             tuple(spares),
             made.tensors,
             made.elements,
-            digest_of(moves),
+            None if request.replay else digest_of(moves),
         )
         main.check()
         # A commit that came and was undone leaves the version as it was, but part of it may have been read.

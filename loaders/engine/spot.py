@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from loaders.engine.layout import Correspondence, Layout
+from loaders.engine.layout import Correspondence, Layout, quotients
 from loaders.engine.tiles import strided, through
 
 _log = logging.getLogger(__name__)
@@ -51,11 +51,12 @@ class Spot:
         """Runtime positions of parameter elements, both int64 [n]."""
         if self.is_identity:
             return elements
-        block = torch.div(elements, self.src_block, rounding_mode="floor")
-        inner = elements - block * self.src_block
-        if self.table is not None:
-            inner = self.table[inner].to(torch.int64)
-        return block * self.dst_block + inner
+        block = quotients(elements, self.src_block)
+        return block * self.dst_block + self.within(elements - block * self.src_block)
+
+    def within(self, elements: torch.Tensor) -> torch.Tensor:
+        """Positions in a runtime block of elements of the parameter's block, both int64 [n]."""
+        return elements if self.table is None else self.table[elements].to(torch.int64)
 
     def reach(self, elements: int) -> int:
         """One past the highest runtime position that the first `elements` of a parameter can have."""

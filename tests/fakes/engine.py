@@ -302,7 +302,7 @@ class FakeEngine:
             pieces = self._pieces(rank, request)
             if error is None:
                 rank.prepared[request.key] = pieces
-                if not request.with_undo:
+                if request.replay:
                     self.final.add(request.key)
             reports.append(rank.report(pieces, error))
         outcome = Outcome.DONE if all(report.ok for report in reports) else Outcome.FAILED

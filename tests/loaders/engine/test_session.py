@@ -258,10 +258,10 @@ def test_a_failed_revert_is_state_unknown(session: Any, tmp_path: Path, how: str
         apply(session, 1) if how == "apply" else session.undo("k")
 
 
-def test_a_commit_without_undo(session: Any, hand: Hand, tmp_path: Path) -> None:
+def test_a_replay(session: Any, hand: Hand, tmp_path: Path) -> None:
     """No memory is taken to step back from it, which is refused; later commits can be undone up to it."""
-    report = prepare(session, tmp_path, 1.0, with_undo=False)
-    assert (report.nbytes, report.undo_nbytes) == (8, 0)
+    report = prepare(session, tmp_path, 1.0, replay=True)
+    assert (report.nbytes, report.undo_nbytes, report.digest) == (8, 0, None)
     without = session.state().prepared_nbytes
     prepare(session, tmp_path, 1.0, key="with")
     assert session.state().prepared_nbytes - without == without + report.nbytes
@@ -276,11 +276,11 @@ def test_a_commit_without_undo(session: Any, hand: Hand, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("how", ["apply", "undo"])
-def test_a_commit_without_undo_that_fails_is_state_unknown(session: Any, tmp_path: Path, how: str) -> None:
+def test_a_replay_that_fails_is_state_unknown(session: Any, tmp_path: Path, how: str) -> None:
     """Nothing was kept to put back, here or when another rank has failed."""
     from loaders.engine.session import StateUnknown
 
-    prepare(session, tmp_path, 1.0, with_undo=False)
+    prepare(session, tmp_path, 1.0, replay=True)
     if how == "apply":
         (tmp_path / "apply.middle").touch()
     else:
