@@ -3,31 +3,30 @@
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 from app import outcome
 from app.blobs import Blobs
 from app.books import Books
-from app.digests import VersionDigests
-from app.engine import EngineUnreachable
+from app.committer import Committer
+from app.engine import EngineUnreachable, Work
 from app.ledger import Ledger
 from app.lineage import compacted
 from app.link import EngineLink, undo_of
 from app.logs import bound, event
 from app.metrics import Metrics
 from app.operations import Asker
-from app.outcome import NotBegun, Work
+from app.outcome import NotBegun
 from app.preconditions import Precondition, check_base
 from app.receipts import Change
-from app.records import Intent
 from app.rewind import Rewind
 from app.source import Source
 from app.staging import Staging
 from app.transactions import IDLE, Prepared, Transaction
 from app.undo import UndoRoom
 from loaders.staged import fsync_all
-from schemas.bridge import CommitResult, EngineState, StagedUpload
+from schemas.bridge import EngineState
 from schemas.problems import Code, ProblemError
 from schemas.transactions import FlightOptions, Receipt, State
 from schemas.versions import ReloadRequest, VersionKind
@@ -48,7 +47,7 @@ class Changes:
         books: Books,
         blobs: Blobs,
         rewind: Rewind,
-        digests: VersionDigests,
+        committer: Committer,
         undo: UndoRoom,
         staging: Staging,
         metrics: Metrics,
@@ -61,7 +60,7 @@ class Changes:
         self._books = books
         self._blobs = blobs
         self._rewind = rewind
-        self._digests = digests
+        self._committer = committer
         self._staging = staging
         self._metrics = metrics
 
@@ -125,17 +124,18 @@ class Changes:
             self._ledger.require_held(target)
             by_undo = self._ledger.undoable(target)
             if by_undo:
-                work = Work(restore=self._ledger.nearest(target))
+                work = Work(restore=self._ledger.nearest(target), undo_most=self.undo.room(target))
             else:
-                work = Work(uploads=await self._rewind.uploads(target, self._link.require()))
+                uploads = await self._rewind.uploads(target, self._link.require())
+                work = Work(uploads=uploads, undo_most=self.undo.room())
             prepared = await self._phase_one(current, work)
             change = Change(
                 kind=VersionKind.ROLLBACK, version=self._ledger.next, base=current, restores=target
             )
             async with self._dropped_if_refused(prepared):
                 await self.undo.make(_undo_nbytes(prepared), restoring=target if by_undo else None)
-                intent = await self._books.intend(self._intent(change, prepared, flight, asker))
-            receipt = await self._commit_untransacted(intent, prepared)
+                intent = await self._committer.intend(change, prepared, flight, asker)
+            receipt = await self._committer.commit(intent, prepared)
             await self.undo.trim()
         return receipt
 
@@ -149,7 +149,8 @@ class Changes:
             expected.check(current)
             check_base(request.base_version, current)
             await self._state_at(current)
-            prepared = await self._phase_one(current, Work(uploads=source.uploads))
+            work = Work(uploads=source.uploads, undo_most=self.undo.room())
+            prepared = await self._phase_one(current, work)
             change = Change(
                 kind=VersionKind.RELOAD,
                 version=self._ledger.next,
@@ -161,9 +162,8 @@ class Changes:
                 # From here on the values are the engine's own; the files may change.
                 await asyncio.to_thread(source.require_unchanged)
                 await self.undo.make(_undo_nbytes(prepared))
-                intent = self._intent(change, prepared, request, asker, source.uploads)
-                intent = await self._books.intend(intent)
-            return await self._commit_untransacted(intent, prepared)
+                intent = await self._committer.intend(change, prepared, request, asker, source.uploads)
+            return await self._committer.commit(intent, prepared)
 
     async def end(self, transaction: Transaction, state: State) -> None:
         """Abort or expire: nothing of it stays, here or on the engine."""
@@ -177,10 +177,6 @@ class Changes:
         """Let the engine drop prepared work that will not be committed."""
         if prepared is not None:
             await outcome.drop(self._link, prepared.key)
-
-    @property
-    def _boots(self) -> Mapping[int, str]:
-        return self._link.require().boots
 
     def _overtaken(self, version: int) -> bool:
         """Whether a change that came between explains why the engine is not at `version`."""
@@ -239,7 +235,8 @@ class Changes:
             await self.void(old)
             # Durable together; a disk that is full shows here at the latest.
             await asyncio.to_thread(fsync_all, [one.file for one in transaction.uploads])
-            work = Work(uploads=tuple(one.staged for one in transaction.uploads))
+            staged = tuple(one.staged for one in transaction.uploads)
+            work = Work(uploads=staged, undo_most=self.undo.room())
             transaction.prepared = await self._phase_one(current, work)
         finally:
             transaction.move(State.OPEN if transaction.prepared is None else State.PREPARED)
@@ -252,16 +249,16 @@ class Changes:
         try:
             change = _change(transaction, self._ledger.next, prepared.base)
             staged = tuple(one.staged for one in transaction.uploads)
-            intent = self._intent(change, prepared, transaction.options, asker, staged)
-            intent = await self._books.intend(intent, [one.file for one in transaction.uploads])
+            files = [one.file for one in transaction.uploads]
+            intent = await self._committer.intend(change, prepared, transaction.options, asker, staged, files)
         except BaseException:
             transaction.move(State.PREPARED)
             raise
         try:
-            result = await self._commit_on_engine(prepared, intent.flight)
+            result = await self._committer.carry_out(intent, prepared)
         except (EngineUnreachable, NotBegun) as error:
             # Nothing has happened.
-            await self._note_failure(intent, State.PREPARED, error)
+            await self._committer.note_failure(intent, State.PREPARED, error)
             raise
         except ProblemError as error:
             if error.code is Code.STATE_UNKNOWN:
@@ -269,21 +266,11 @@ class Changes:
                 transaction.move(State.FAILED)
                 await self._books.ended(transaction)
             else:
-                await self._note_failure(intent, State.FAILED, error)
+                await self._committer.note_failure(intent, State.FAILED, error)
             if transaction.state is State.FAILED:
                 await self._staging.discard(transaction.take_files())
             raise
-        return await self._record(intent, result)
-
-    async def _commit_untransacted(self, intent: Intent, prepared: Prepared) -> Receipt:
-        """A rollback or reload: no transaction has to know how it ends."""
-        try:
-            result = await self._commit_on_engine(prepared, intent.flight)
-        except ProblemError as error:
-            if error.code is not Code.STATE_UNKNOWN:
-                await self._note_failure(intent, State.FAILED, error)
-            raise
-        return await self._record(intent, result)
+        return await self._committer.record(intent, result)
 
     @asynccontextmanager
     async def _dropped_if_refused(self, prepared: Prepared) -> AsyncIterator[None]:
@@ -292,68 +279,6 @@ class Changes:
         except ProblemError:
             await outcome.drop(self._link, prepared.key)
             raise
-
-    def _intent(
-        self,
-        change: Change,
-        prepared: Prepared,
-        flight: FlightOptions,
-        asker: Asker,
-        uploads: tuple[StagedUpload, ...] = (),
-    ) -> Intent:
-        ticket = asker.ticket
-        return Intent(
-            change=change,
-            key=prepared.key,
-            prepared=prepared.result,
-            boots=dict(self._boots),
-            flight=FlightOptions(in_flight=flight.in_flight, drain_timeout_s=flight.drain_timeout_s),
-            uploads=uploads,
-            ticket=(ticket.key, ticket.fingerprint) if ticket else None,
-            operation=asker.operation,
-        )
-
-    async def _commit_on_engine(self, prepared: Prepared, flight: FlightOptions) -> CommitResult:
-        boots = self._boots
-        try:
-            return await outcome.commit(self._link, boots, prepared, self._ledger.next, flight)
-        except ProblemError as error:
-            if error.code is Code.STATE_UNKNOWN:
-                self._link.mark_unknown(error.detail, boots)
-            else:
-                await outcome.drop(self._link, prepared.key)
-            raise
-        except BaseException:
-            # Cut short by a shutdown or a bug: nobody saw the outcome, so nobody may build on it.
-            self._link.mark_unknown("A commit was cut short; restart the engine.", boots)
-            raise
-
-    async def _record(self, intent: Intent, result: CommitResult) -> Receipt:
-        """Write down what was done; if that can't be, nothing is built on it before it can."""
-        try:
-            receipt = await self._books.done(intent, result)
-        except ProblemError:
-            self._link.reconsider()
-            raise
-        self._digests.want()
-        self._metrics.changed(receipt)
-        event(
-            _log,
-            logging.INFO,
-            "version",
-            version=receipt.version,
-            tensors=receipt.tensors,
-            nbytes=receipt.nbytes.written,
-            timing=receipt.timing.model_dump(),
-        )
-        return receipt
-
-    async def _note_failure(self, intent: Intent, state: State, error: ProblemError) -> None:
-        """Write down that nothing was done; what went wrong matters more than if that can't be now."""
-        try:
-            await self._books.failed(intent, state, error)
-        except ProblemError:
-            self._link.reconsider()
 
     async def _discard(self, transaction: Transaction) -> None:
         """Delete the files of an ended transaction, and what the engine may still hold for it."""

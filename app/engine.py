@@ -4,6 +4,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -31,6 +32,17 @@ class EngineLost(ProblemError):
 
     def __init__(self, detail: str) -> None:
         super().__init__(Code.ENGINE_UNAVAILABLE, detail)
+
+
+@dataclass(frozen=True)
+class Work:
+    """What to prepare: staged uploads, or the way back to the version `restore`."""
+
+    uploads: tuple[bridge.StagedUpload, ...] = ()
+    restore: int | None = None
+    undo_most: int | None = None
+    """Bytes of undo per rank for which there is room."""
+    replay: bool = False
 
 
 class EngineClient:
@@ -99,23 +111,17 @@ class EngineClient:
         content = await self._ask("GET", "state", None, within_s or self._settings.engine_answer_s)
         return _parse(bridge.EngineState, content)
 
-    async def prepare(
-        self,
-        key: str,
-        base_version: int,
-        uploads: Sequence[bridge.StagedUpload] = (),
-        restore: int | None = None,
-        replay: bool = False,
-    ) -> bridge.PrepareResult:
+    async def prepare(self, key: str, base_version: int, work: Work) -> bridge.PrepareResult:
         """Phase one on every rank."""
         bound = self._settings.engine_prepare_s
         request = bridge.PrepareRequest(
             nonce=_nonce(),
             key=key,
             base_version=base_version,
-            uploads=tuple(uploads),
-            restore=restore,
-            replay=replay,
+            uploads=work.uploads,
+            restore=work.restore,
+            undo_most=work.undo_most,
+            replay=work.replay,
             timeout_s=0.9 * bound,  # so that its own answer comes before ours
         )
         result = await self._post("prepare", request, bridge.PrepareResult, bound)

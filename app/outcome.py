@@ -3,9 +3,8 @@
 import asyncio
 import contextlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 
-from app.engine import EngineLost, EngineUnreachable
+from app.engine import EngineLost, EngineUnreachable, Work
 from app.link import EngineLink, boots_of
 from app.transactions import Prepared
 from schemas import bridge
@@ -20,20 +19,11 @@ class NotBegun(ProblemError):
     """The engine did not begin with a commit: no weight was written, and it may be asked again."""
 
 
-@dataclass(frozen=True)
-class Work:
-    """What to prepare: staged uploads, or the way back to the version `restore`."""
-
-    uploads: tuple[bridge.StagedUpload, ...] = ()
-    restore: int | None = None
-    replay: bool = False
-
-
 async def prepare(link: EngineLink, key: str, base: int, work: Work) -> Prepared:
     """Phase one on every rank. Raises what the ranks agree on, prepare_failed, engine_unavailable."""
     boots = link.require().boots
     try:
-        result = await link.client.prepare(key, base, work.uploads, work.restore, work.replay)
+        result = await link.client.prepare(key, base, work)
         _judge_prepare(result, boots)
     except ProblemError as error:
         if error.code is Code.STATE_UNKNOWN:

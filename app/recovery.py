@@ -12,11 +12,11 @@ from app.blobs import Blobs
 from app.books import Books
 from app.changes import Changes
 from app.digests import VersionDigests
+from app.engine import Work
 from app.journal import Journal
 from app.ledger import Ledger, VersionRecord
 from app.lineage import stands_alone
 from app.link import Engine, EngineLink, undo_of
-from app.outcome import Work
 from app.records import Intent
 from app.staging import Staging
 from app.transactions import Prepared, Transactions

@@ -18,6 +18,7 @@ from app.baselines import Baselines
 from app.blobs import Blobs
 from app.books import Books
 from app.changes import Changes
+from app.committer import Committer
 from app.database import Database
 from app.digests import VersionDigests
 from app.engine import EngineClient
@@ -81,7 +82,7 @@ class Service:
             books,
             self.blobs,
             rewind,
-            self._digests,
+            Committer(self.link, self.ledger, books, self._digests, self.metrics),
             undo,
             self.staging,
             self.metrics,

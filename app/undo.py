@@ -20,6 +20,11 @@ class UndoRoom:
         """Bytes held per rank."""
         return sum(self._ledger.undo.values())
 
+    def room(self, restoring: int | None = None) -> int:
+        """Bytes per rank beside what baselines need; `restoring` as in `make`."""
+        undo = self._ledger.undo
+        return self._budget - sum(n for v, n in undo.items() if v > self._ledger.forgettable(restoring))
+
     async def make(self, needed: int, restoring: int | None = None) -> None:
         """Make room for `needed` bytes more, as far as can be before the change.
 
@@ -28,8 +33,7 @@ class UndoRoom:
         so that going back is never impossible for want of undo.
         Raises undo_budget, with nothing forgotten, if baselines leave too little.
         """
-        undo = self._ledger.undo
-        lasting = sum(n for version, n in undo.items() if version > self._ledger.forgettable(restoring))
+        lasting = self._budget - self.room(restoring)
         if lasting + needed > self._budget:
             detail = f"{needed} bytes of undo are needed; {lasting} of {self._budget} are kept for baselines."
             raise ProblemError(Code.UNDO_BUDGET, detail, needed=needed, kept=lasting, budget=self._budget)

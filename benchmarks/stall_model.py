@@ -22,7 +22,7 @@ from loaders.engine.demo_model import make_demo_mixtral
 PROMPT = [504, 3575, 282, 4649, 314]
 """The capital of France is"""
 STREAMS = 3
-_ROUNDS = 2
+_ROUNDS = 5
 AGAINST = "vLLM: pause + `reload_weights` + resume"
 TARGETS = {"stall_model_1": 20.0, "stall_rollback": 20.0, "stall_model_dense": 3.0}
 WHAT = {
@@ -120,8 +120,8 @@ def _row(name: str, found: Stalls, nbytes: int, back: Condition) -> Row:
     )
     sense = Sense.AT_LEAST
     limit = (
-        "in the pause elements are written where they lie (`in the workers' hands`); the rest comes from "
-        "outside the pause. Neither is profiled yet: what prepares and digests beside serving was not "
-        "told apart from other work on the machine."
+        "what is left of the stall is writing itself, in memory that answers one cache line after the "
+        "other; a rollback prepares while its request waits, and the longest piece of vLLM's own repacking "
+        "that then runs between two steps (of one linear layer) can be longer than that."
     )
     return Row(name, WHAT[name], AGAINST, vllm / ours, sense, TARGETS[name], figures, (back,), limit)

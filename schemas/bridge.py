@@ -75,6 +75,8 @@ class PrepareRequest(Output):
 
     Half the memory, but no way back.
     """
+    undo_most: int | None = None
+    """Bytes of undo per rank for which there is room; none: as much as it takes."""
     timeout_s: float
 
 

@@ -3,7 +3,7 @@
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -100,7 +100,7 @@ class Session:
             request.key,
             request.base_version,
             tuple(moves),
-            None if request.replay else taken(moves, self.atlas.targets),
+            None if request.replay else self._undo_of(moves, request.undo_most),
             tuple(spares),
             made.tensors,
             made.elements,
@@ -112,6 +112,21 @@ class Session:
             raise ProblemError(Code.VERSION_MOVED, f"rank {self.rank} was written meanwhile")
         self._prepared[request.key] = prepared
         return self._report(request.nonce, prepared, validate_ms=1e3 * (validated - started))
+
+    def _undo_of(self, moves: list[Move], most: int | None) -> tuple[Move, ...]:
+        """What the moves will overwrite.
+
+        Raises ProblemError `undo_budget` if that takes more than `most` bytes, before it takes any.
+        """
+        needed = self._kept_nbytes(moves)
+        if most is not None and needed > most:
+            detail = f"{needed} bytes of undo are needed; there is room for {max(most, 0)}."
+            raise ProblemError(Code.UNDO_BUDGET, detail)
+        return taken(moves, self.atlas.targets)
+
+    def _kept_nbytes(self, moves: Iterable[Move]) -> int:
+        """Bytes of undo; what is derived needs none, as it is made anew from the parameters."""
+        return sum(move.held_nbytes for move in moves if move.target in self._site_of)
 
     def _restore(self, version: int) -> Plan:
         """The undo of every version after `version`, newest first, as one plan.
@@ -139,7 +154,7 @@ class Session:
             tensors=prepared.tensors,
             elements=prepared.elements,
             nbytes=prepared.nbytes,
-            undo_nbytes=sum(m.held_nbytes for m in prepared.undo or () if m.target in self._site_of),
+            undo_nbytes=self._kept_nbytes(prepared.undo or ()),
             digest=prepared.digest,
             **figures,
         )

@@ -3,6 +3,7 @@
 Kernels that vLLM's CPU build lacks are references in plain torch.
 """
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +23,20 @@ from tests.families.quantised import FORMATS, quantise_experts, quantise_quark
 ALWAYS = ("W4A16 with zero points", "Quark MXFP4")
 """What `make test` tries; the others are `long`."""
 NAMES = (*FORMATS, "Quark FP8", "Quark MXFP4")
+SHARING = ("NVFP4", "W4A16", "W4A16 with zero points", "FP8 by tensors", "Quark FP8")
+"""Formats in which tensors of a checkpoint are loaded into the same elements: scales per tensor, shapes."""
+UNLOADED = ("GPTQ",)
+"""Formats of which vLLM leaves tensors out."""
 CODES = ("weight_packed", "qweight", "weight")
 """Ends of the names of what holds the numbers of a matrix."""
 
 
-@pytest.fixture(
-    scope="module",
-    params=[pytest.param(name, marks=() if name in ALWAYS else pytest.mark.long) for name in NAMES],
-)
+def params(names: Iterable[str]) -> list[Any]:
+    """Formats as parameters."""
+    return [pytest.param(name, marks=() if name in ALWAYS else pytest.mark.long) for name in names]
+
+
+@pytest.fixture(scope="module", params=params(NAMES))
 def weights(request: pytest.FixtureRequest, root: Path) -> Weights:
     """What the engine is thought to have, in each of the formats."""
     name: str = request.param
@@ -146,15 +153,29 @@ def test_s3_old_and_new_names_are_the_same_weights(stack: Stack, weights: Weight
     assert seen(stack) == before
 
 
+def sharing(stack: Stack) -> list[dict[str, Any]]:
+    """Tensors of experts that others share elements with."""
+    tensors: list[dict[str, Any]] = stack.json("GET", "/v1/model/tensors?limit=1000")["tensors"]
+    return [one for one in tensors if one["tied_to"] and one["dtype"] in ("F32", "I64")]
+
+
+def unloaded(weights: Weights) -> list[str]:
+    """Tensors that vLLM does not load."""
+    return [name for name in weights.tensors if name.endswith(".g_idx")]
+
+
+@pytest.mark.parametrize(
+    "weights", params(n for n in NAMES if n not in SHARING), indirect=True, scope="module"
+)
+def test_no_tensors_share_elements(stack: Stack, weights: Weights) -> None:
+    """In these formats every tensor has elements of its own."""
+    assert sharing(stack) == []
+
+
+@pytest.mark.parametrize("weights", params(SHARING), indirect=True, scope="module")
 def test_tensors_that_share_elements_are_sent_alike(stack: Stack, weights: Weights) -> None:
     """One of them alone is refused when the transaction is prepared, both named, and nothing stays."""
-    tied = [
-        item
-        for item in stack.json("GET", "/v1/model/tensors?limit=1000")["tensors"]
-        if item["tied_to"] and item["dtype"] in ("F32", "I64")
-    ]
-    if not tied:
-        pytest.skip("no tensors of this format share elements")
+    tied = sharing(stack)
     name, other = tied[0]["name"], tied[0]["tied_to"]
     version, digests = stack.version(), stack.digests()
     value = weights.tensors[name] * 2
@@ -194,12 +215,10 @@ def test_s5_the_whole_file_thrice_changes_nothing(stack: Stack, weights: Weights
     assert seen(stack) == before
 
 
+@pytest.mark.parametrize("weights", params(UNLOADED), indirect=True, scope="module")
 def test_what_is_not_loaded_stays_as_in_the_checkpoint(stack: Stack, weights: Weights) -> None:
     """It can be read and sent back, alone too; other values are refused with the reason."""
-    unloaded = [name for name in weights.tensors if name.endswith(".g_idx")]
-    if not unloaded:
-        pytest.skip("every tensor of this format is loaded")
-    name, digests = unloaded[0], stack.digests()
+    name, digests = unloaded(weights)[0], stack.digests()
     own = weights.tensors[name]
     assert same_bits(read_tensor(stack, name), own)
     stack.patch(plain({name: own}))

@@ -258,6 +258,13 @@ def test_a_failed_revert_is_state_unknown(session: Any, tmp_path: Path, how: str
         apply(session, 1) if how == "apply" else session.undo("k")
 
 
+def test_undo_is_taken_only_if_there_is_room(session: Any, tmp_path: Path) -> None:
+    """Two elements need 8 bytes at 8 bytes of positions; with one byte less nothing is held."""
+    assert refusal(prepare, session, tmp_path, 1.0, undo_most=15) is Code.UNDO_BUDGET
+    assert session.state().prepared == ()
+    assert prepare(session, tmp_path, 1.0, undo_most=16).undo_nbytes == 16
+
+
 def test_a_replay(session: Any, hand: Hand, tmp_path: Path) -> None:
     """No memory is taken to step back from it, which is refused; later commits can be undone up to it."""
     report = prepare(session, tmp_path, 1.0, replay=True)
