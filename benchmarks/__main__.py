@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from benchmarks.machine import machine
-from benchmarks.report import Entry, today, update
+from benchmarks.report import Entry, head, today, update
 from benchmarks.suite_process import rows_of
 from benchmarks.suites import all_names, chosen
 
@@ -27,7 +27,7 @@ def main() -> int:
         begun = time.monotonic()
         measured = set()
         for row in rows_of(module, rows):
-            update(REPORT, Entry(row, machine(), today()), all_names())
+            update(REPORT, Entry(row, machine(), today(), head()), all_names())
             print(row.line(), flush=True)
             measured.add(row.name)
         print(f"{module}: {time.monotonic() - begun:.0f} s", file=sys.stderr)

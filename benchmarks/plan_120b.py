@@ -4,9 +4,11 @@ Twin and trace are of its real shapes, on meta. Kinds are proved on real tensors
 for the vocabulary: proving that of 201,088 takes 12 GB beside the model, which not every machine has left.
 """
 
+import multiprocessing
 import os
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -50,15 +52,22 @@ class Start:
         if traced[0].refused or not all(traced[0].regions.get(name) for name in self._checkpoint.tensors):
             raise RuntimeError(f"not all tensors could be followed: {traced[0].refused}")
 
-    @property
-    def total(self) -> float:
-        """Seconds of all steps."""
-        return sum(self.steps.values())
 
-    def figure(self) -> str:
-        """For people."""
-        steps = ", ".join(f"{name} {shown(taken)}" for name, taken in self.steps.items())
-        return f"{shown(self.total)} ({steps})"
+def _run(folder: Path, proved: Path) -> dict[str, float]:
+    start = Start(folder, proved)
+    start.run()
+    return start.steps
+
+
+def _in_a_new_process(folder: Path, proved: Path) -> dict[str, float]:
+    """Seconds of each step, where nothing is known yet but what the cache on disk holds."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(_run, folder, proved).result()
+
+
+def _figure(steps: dict[str, float]) -> str:
+    taken = ", ".join(f"{name} {shown(seconds)}" for name, seconds in steps.items())
+    return f"{shown(sum(steps.values()))} ({taken})"
 
 
 def measure(names: list[str]) -> Iterator[Row]:
@@ -68,20 +77,18 @@ def measure(names: list[str]) -> Iterator[Row]:
         folders = Path(folder) / "model", Path(folder) / "small"
         for path, size in zip(folders, (GPT_OSS_120B, replace(GPT_OSS_120B, vocab=VOCAB)), strict=True):
             write_folder(path, size)
-        first, second = Start(*folders), Start(*folders)
-        first.run()
-        second.run()
-    worse = max(first.total / FIRST_S, second.total / SECOND_S)
+        first, second = (_in_a_new_process(*folders) for _ in range(2))
+    first_s, second_s = sum(first.values()), sum(second.values())
     yield Row(
         names[0],
         f"twin and trace of a bf16 gpt-oss-120b on meta, proofs of its kinds ({VOCAB:,} tokens)",
         f"{FIRST_S:g} s, {SECOND_S:g} s: the share that is used up",
-        worse,
+        max(first_s / FIRST_S, second_s / SECOND_S),
         Sense.AT_MOST,
         1,
-        (("first start", first.figure()), ("second start", second.figure())),
+        (("first start", _figure(first)), ("second start", _figure(second))),
         (
-            Condition(f"first < {FIRST_S:g} s", first.total < FIRST_S),
-            Condition(f"second < {SECOND_S:g} s", second.total < SECOND_S),
+            Condition(f"first < {FIRST_S:g} s", first_s < FIRST_S),
+            Condition(f"second < {SECOND_S:g} s", second_s < SECOND_S),
         ),
     )

@@ -1,6 +1,7 @@
 """The report: `docs/benchmarks.md`, which keeps the rows of earlier runs until they are measured again."""
 
 import json
+import subprocess
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
@@ -27,23 +28,34 @@ class Entry:
     machine: str
     day: str
     """ISO date."""
+    commit: str = ""
+    """Of this repository; what had changed beside it is not told."""
 
     def dump(self) -> str:
         """One line of JSON."""
-        return json.dumps({"machine": self.machine, "day": self.day, **self.row.dump()}, ensure_ascii=False)
+        where = {"machine": self.machine, "day": self.day, "commit": self.commit}
+        return json.dumps({**where, **self.row.dump()}, ensure_ascii=False)
 
     @staticmethod
     def load(line: str) -> "Entry":
         """The entry of a `dump`."""
         members: dict[str, Any] = json.loads(line)
         machine, day = members.pop("machine"), members.pop("day")
-        return Entry(Row.load(members), machine, day)
+        commit = members.pop("commit", "")
+        return Entry(Row.load(members), machine, day, commit)
 
 
 def today() -> str:
     """The day, in UTC."""
     today: date = datetime.now(UTC).date()
     return today.isoformat()
+
+
+def head() -> str:
+    """The commit that is measured, as far as git can tell."""
+    git = ["git", "rev-parse", "--short", "HEAD"]
+    answer = subprocess.run(git, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+    return answer.stdout.strip()
 
 
 def update(path: Path, entry: Entry, order: Sequence[str]) -> None:
@@ -79,7 +91,7 @@ def written(entries: Sequence[Entry]) -> str:
 
 
 def _table(entries: Iterable[Entry]) -> str:
-    lines = ["| row | what | against | ratio | target | met | day |", "|---|---|---|---|---|---|---|"]
+    lines = ["| row | what | against | ratio | target | met | at |", "|---|---|---|---|---|---|---|"]
     for entry in entries:
         row = entry.row
         also = "".join(f"; {condition.text}" for condition in row.conditions)
@@ -90,7 +102,7 @@ def _table(entries: Iterable[Entry]) -> str:
             f"{rounded(row.ratio):g}",
             f"{'reported' if row.target is None else f'{row.sense} {row.target:g}'}{also}",
             "yes" if row.met else "**no**",
-            entry.day,
+            f"{entry.day} {entry.commit}".rstrip(),
         )
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join([*lines, ""])

@@ -181,7 +181,12 @@ def measure(names: list[str]) -> Iterator[Row]:
             atlas, patch = engine.atlas(), drawn(0.01, Path(folder) / "patch")
             if "sparse_packed_1" in names:
                 peaks["packed, 1 %"] = taken = compared(engine, atlas, patch)
-                yield _row("sparse_packed_1", f"{WHAT.format(1)}, where vLLM repacks it", 15, taken)
+                yield _row(
+                    "sparse_packed_1",
+                    f"{WHAT.format(1)}, where vLLM repacks it (and its own patches go astray)",
+                    15,
+                    taken,
+                )
             else:
                 peaks["packed, 1 %"] = taken = Taken(patch.values.numel())
                 ours(atlas, patch.checked(), taken).revert()

@@ -29,7 +29,7 @@ class _Canvas:
     values: torch.Tensor
     """In the order of the runtime tensor, unset where nothing was painted."""
     covered: torch.Tensor | None = None
-    """Where in the parameter's own order something was; none while nowhere, and once it is `whole`."""
+    """Where in the parameter's own order something was; none while nowhere, no matter once it is `whole`."""
     whole: bool = False
 
     @property

@@ -6,7 +6,7 @@ one does. While nothing is served there are idle cores for them.
 
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import torch
 
@@ -38,10 +38,13 @@ class Hands:
         """
         tasks = self._tasks(moves, targets)
         queue = deque(tasks)
-        others = [self._pool.submit(_work, queue, targets) for _ in range(min(self._count, len(tasks) - 1))]
+        others: list[Future[None]] = []
         try:
+            for _ in range(min(self._count, len(tasks) - 1)):
+                others.append(self._pool.submit(_work, queue, targets))
             _work(queue, targets)
         finally:
+            queue.clear()  # also of what a thread would take that was asked for, but could not be started
             wait(others)
         for other in others:
             other.result()
@@ -61,11 +64,18 @@ class Hands:
 
 
 def _work(queue: deque[list[Move]], targets: Mapping[str, torch.Tensor]) -> None:
-    """Take tasks until none is left."""
-    while queue:
-        try:
-            task = queue.popleft()
-        except IndexError:
-            return  # another thread was quicker
-        for move in task:
-            move.write(targets[move.target])
+    """Take tasks until none is left, or one has failed in any thread."""
+    try:
+        while (task := _next(queue)) is not None:
+            for move in task:
+                move.write(targets[move.target])
+    except BaseException:
+        queue.clear()
+        raise
+
+
+def _next(queue: deque[list[Move]]) -> list[Move] | None:
+    try:
+        return queue.popleft()
+    except IndexError:
+        return None

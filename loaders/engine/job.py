@@ -99,13 +99,24 @@ def _hand_over_quickly() -> None:
 
 
 def all_cores() -> set[int]:
-    """Of this machine, or of what of it may be used at all."""
-    return set(range(os.cpu_count() or 1))
+    """Those that a thread of this process can be bound to: a container may allow a part of the machine's."""
+    found: set[int] = set()
+
+    def look() -> None:
+        run_on(set(range(os.cpu_count() or 1)))
+        found.update(own_cores())
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join()
+    return found
 
 
 def own_cores() -> set[int]:
     """Those on which this thread may run; all of them where that cannot be told."""
-    return set(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else all_cores()
+    return (
+        set(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    )
 
 
 def run_on(cores: set[int]) -> None:
@@ -130,7 +141,7 @@ class Job(Generic[R]):
         self._thread.start()
 
     def _run(self, work: Callable[[MainThread], R]) -> None:
-        run_on(all_cores())
+        run_on(set(range(os.cpu_count() or 1)))
         _hand_over_quickly()
         try:
             with torch.no_grad():

@@ -12,7 +12,7 @@ from loaders.engine.layout import Layout
 
 _PIECE = 1 << 15
 """Single elements that are written at once: torch gives more of them to threads that it has to wake."""
-_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def bits_of(tensor: torch.Tensor) -> torch.Tensor:
@@ -20,7 +20,7 @@ def bits_of(tensor: torch.Tensor) -> torch.Tensor:
 
     Torch cannot index every dtype, and must not convert any.
     """
-    return tensor.view(_WORDS[tensor.element_size()])
+    return tensor.view(WORDS[tensor.element_size()])
 
 
 def storage_of(tensor: torch.Tensor) -> int:

@@ -62,6 +62,7 @@ class Applied:
     prepared: Prepared
     targets: dict[str, torch.Tensor]
     hands: Hands
+    begun: bool = False
     taken: list[Move] = field(default_factory=list)
     exchanged: "list[Spare]" = field(default_factory=list)
 
@@ -73,6 +74,7 @@ class Applied:
         failpoints.reach("apply.before")
         middle = len(self.prepared.moves) // 2
         self.taken.extend(self.prepared.undo or ())
+        self.begun = bool(self.prepared.moves or self.prepared.spares)
         self.hands.write(self.prepared.moves[:middle], self.targets)
         failpoints.reach("apply.middle")
         self.hands.write(self.prepared.moves[middle:], self.targets)
@@ -84,9 +86,9 @@ class Applied:
     def revert(self) -> None:
         """Put back everything, newest first; may be called again after it failed.
 
-        Raises NoWayBack if nothing was kept for it.
+        Raises NoWayBack if something was written and nothing kept for it.
         """
-        if self.prepared.undo is None:
+        if self.begun and self.prepared.undo is None:
             raise NoWayBack("it was prepared without undo")
         while self.exchanged:
             self.exchanged[-1].exchange()

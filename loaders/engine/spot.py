@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import torch
 
 from loaders.engine.layout import Correspondence, Layout, quotients
+from loaders.engine.move import WORDS
 from loaders.engine.tiles import strided, through
 
 _log = logging.getLogger(__name__)
@@ -135,9 +136,6 @@ def _numel(shape: tuple[int, ...]) -> int:
     return int(torch.Size(shape).numel())
 
 
-_INTS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
 def _code(base: int, spec: tuple[tuple[int, ...], torch.dtype], step: int) -> torch.Tensor:
     shape, dtype = spec
     bits = 8 * dtype.itemsize
@@ -145,14 +143,14 @@ def _code(base: int, spec: tuple[tuple[int, ...], torch.dtype], step: int) -> to
     part = (codes >> (bits * step)) & ((1 << bits) - 1) if bits * step < _CODE_BITS else codes * 0
     if bits < 64 and dtype.itemsize > 1:
         part = torch.where(part >= 1 << (bits - 1), part - (1 << bits), part)
-    return part.to(_INTS[dtype.itemsize]).view(dtype).reshape(shape)
+    return part.to(WORDS[dtype.itemsize]).view(dtype).reshape(shape)
 
 
 def _decode(parts: list[torch.Tensor]) -> torch.Tensor:
     bits = 8 * parts[0].element_size()
     codes = torch.zeros(parts[0].numel(), dtype=torch.int64)
     for step, part in enumerate(parts[: max(1, _CODE_BITS // bits)]):
-        words = part.contiguous().reshape(-1).view(_INTS[part.element_size()]).to(torch.int64)
+        words = part.contiguous().reshape(-1).view(WORDS[part.element_size()]).to(torch.int64)
         codes |= (words & ((1 << min(bits, _CODE_BITS)) - 1)) << (bits * step)
     return codes
 

@@ -21,7 +21,7 @@ def strided(table: torch.Tensor) -> Layout | None:
         step = int(rest[1] - rest[0])
         breaks = np.flatnonzero(np.diff(rest) != step)
         count = int(breaks[0]) + 1 if len(breaks) else len(rest)
-        if step <= 0 or count < 2 or len(rest) % count:
+        if step <= 0 or len(rest) % count:
             return None
         sizes.insert(0, count)
         strides.insert(0, step)

@@ -1,6 +1,10 @@
 """Hands: moves that threads write side by side leave what writing them one after the other leaves."""
 
+import threading
 import time
+from dataclasses import dataclass
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -77,16 +81,56 @@ def test_parts_of_a_move(eager: Hands) -> None:
     assert list(comb.parts(8)) == [comb]
 
 
+@dataclass(frozen=True)
+class Slow:
+    """A move of one target that is written when it may be."""
+
+    target: str
+    may: threading.Event
+    log: list[str]
+    fault: type[Exception] | None = None
+    nbytes: int = 8
+
+    def parts(self, nbytes: int) -> list["Slow"]:
+        return [self]
+
+    def write(self, flat: torch.Tensor) -> None:
+        self.may.wait(10)
+        if self.fault:
+            raise self.fault(self.target)
+        self.log.append(self.target)
+
+
 def test_a_write_that_fails_is_told_when_all_have_ended(eager: Hands) -> None:
-    """What is raised is the failure, whoever met it, and by then nobody writes any more."""
-    for count in range(1, 6):
-        targets = {name: torch.zeros(SIZE, dtype=torch.int16) for name in "ac"}
-        targets["b"] = torch.zeros(SIZE, dtype=torch.int64)
-        made = [*(move("a", 0, n) for n in range(count)), move("b", 0, 1), move("c", 0, 1)]
-        with pytest.raises(ValueError, match="not in words of"):
-            eager.write(made, targets)
-        assert eager._pool._work_queue.empty()
-        for target in targets.values():
-            target.zero_()
-        time.sleep(0.001)
-        assert not any(target.any() for target in targets.values())
+    """Nobody writes any more when the failure is raised; what was not begun is not written."""
+    log: list[str] = []
+    ready, later = threading.Event(), threading.Event()
+    ready.set()
+    made: list[Any] = [Slow(name, later, log) for name in "ab"]
+    made += [Slow("c", ready, log, KeyError), *(Slow(name, later, log) for name in "defgh")]
+    threading.Timer(0.05, later.set).start()
+    with pytest.raises(KeyError):
+        eager.write(made, {name: torch.zeros(1) for name in "abcdefgh"})
+    written = list(log)
+    time.sleep(0.05)
+    assert log == written and len(written) < 7
+
+
+def test_a_thread_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others end first, and what it would have taken is not written when one is started later."""
+    with monkeypatch.context() as patch:
+        patch.setattr(loaders.engine.hands, "own_cores", lambda: {0, 1, 2, 3})
+        patch.setattr(loaders.engine.hands, "all_cores", lambda: {0, 1, 2, 3})
+        hands = Hands()
+    log: list[str] = []
+    go = threading.Event()
+    go.set()
+    made: list[Any] = [Slow(name, go, log) for name in "abcd"]
+    targets = {name: torch.zeros(1) for name in "abcd"}
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
+        with pytest.raises(RuntimeError, match="can't start"):
+            hands.write(made, targets)
+    assert log == []
+    hands.write(made[:2], targets)
+    assert sorted(log) == ["a", "b"]

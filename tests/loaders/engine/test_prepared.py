@@ -12,7 +12,7 @@ from loaders.engine.hands import Hands
 from loaders.engine.layout import Layout
 from loaders.engine.move import Move, bits_of
 from loaders.engine.planner import plan
-from loaders.engine.prepared import Applied, Prepared, taken
+from loaders.engine.prepared import Applied, NoWayBack, Prepared, taken
 from tests.loaders.engine.atlases import Body, simple
 
 HANDS = Hands()
@@ -38,6 +38,24 @@ def test_a_failed_write_is_put_back(tmp_path: Path) -> None:
     for _ in range(2):
         applied.revert()
         assert not hand.targets["p"].any() and not hand.targets["q"].any()
+
+
+def test_what_was_prepared_without_undo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It can be reverted as long as nothing was written, and not after."""
+    monkeypatch.setenv("GRAFT_FAILPOINTS", str(tmp_path))
+    hand = simple()
+    move = Move("p", Layout.contiguous((12,)), bits_of(torch.ones(12)))
+    for point, written in (("apply.before", 0.0), ("apply.middle", 1.0)):
+        applied = Applied(Prepared("t", 0, (move,) * 2, None, (), 1, 12, None), hand.targets, HANDS)
+        (tmp_path / point).touch()
+        with pytest.raises(Injected):
+            applied.apply(Failpoints(0))
+        assert hand.targets["p"].tolist() == [written] * 12
+        if written:
+            with pytest.raises(NoWayBack):
+                applied.revert()
+        else:
+            applied.revert()
 
 
 def test_a_revert_that_failed_goes_on() -> None:
