@@ -31,6 +31,7 @@ class Arrival:
         self._feed = feed
         self._clock = asyncio.get_running_loop().time
         self._told_at = self._clock()
+        self._received = 0
         self._event = UploadEvent(
             id=secrets.token_hex(8),
             state=UploadState.RECEIVING,
@@ -44,10 +45,10 @@ class Arrival:
 
     def received(self, nbytes: int) -> None:
         """So many bytes have arrived in all."""
-        self._event = self._event.model_copy(update={"received": nbytes})
+        self._received = nbytes
         if self._clock() - self._told_at >= _STEP_S:
             self._told_at = self._clock()
-            self._feed.publish(self._event)
+            self._tell()
 
     def accepted(self, transaction: str | None) -> None:
         """It belongs to this transaction now; what becomes of that is another story."""
@@ -58,7 +59,7 @@ class Arrival:
         if response.status_code < HTTPStatus.BAD_REQUEST:
             self.accepted(transaction)
         else:
-            self._end(UploadState.REFUSED, code=Code(json.loads(bytes(response.body))["code"]))
+            self._end(UploadState.REFUSED, code=_code_of(response))
 
     @contextmanager
     def judged(self) -> Iterator[None]:
@@ -74,5 +75,16 @@ class Arrival:
 
     def _end(self, state: UploadState, **members: object) -> None:
         if self._event.state is UploadState.RECEIVING:
-            self._event = self._event.model_copy(update={"state": state, **members})
-            self._feed.publish(self._event)
+            self._tell(state=state, **members)
+
+    def _tell(self, **members: object) -> None:
+        self._event = self._event.model_copy(update={"received": self._received, **members})
+        self._feed.publish(self._event)
+
+
+def _code_of(response: Response) -> Code | None:
+    """Why a stored answer refuses; none if another release wrote it for a reason that is not known here."""
+    try:
+        return Code(json.loads(bytes(response.body))["code"])
+    except ValueError:
+        return None

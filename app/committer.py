@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from app import outcome
 from app.books import Books
 from app.digests import VersionDigests
-from app.ledger import Ledger
 from app.link import EngineLink
 from app.logs import event
 from app.metrics import Metrics
@@ -25,11 +24,8 @@ _log = logging.getLogger(__name__)
 class Committer:
     """Carries out one commit at a time; whoever asks sees to it that there is only one."""
 
-    def __init__(
-        self, link: EngineLink, ledger: Ledger, books: Books, digests: VersionDigests, metrics: Metrics
-    ) -> None:
+    def __init__(self, link: EngineLink, books: Books, digests: VersionDigests, metrics: Metrics) -> None:
         self._link = link
-        self._ledger = ledger
         self._books = books
         self._digests = digests
         self._metrics = metrics
@@ -71,7 +67,7 @@ class Committer:
         """Phase two on every rank. Raises what `outcome.commit` does."""
         boots = self._link.require().boots
         try:
-            return await outcome.commit(self._link, boots, prepared, self._ledger.next, intent.flight)
+            return await outcome.commit(self._link, boots, prepared, intent.change.version, intent.flight)
         except ProblemError as error:
             if error.code is Code.STATE_UNKNOWN:
                 self._link.mark_unknown(error.detail, boots)

@@ -106,6 +106,7 @@ _ENGINE = status.EngineStatus(
             rank=0, boot=_BOOT, version=7, prepared=0, undo_nbytes=_WORK.undo_nbytes, prepared_nbytes=0
         ),
     ),
+    proved=True,
 )
 
 _BODIES: tuple[BaseModel, ...] = (

@@ -125,6 +125,17 @@ class Ledger:
 
     def entry(self, record: VersionRecord) -> VersionEntry:
         """A version on the wire."""
+        return self.entries((record,))[0]
+
+    def entries(self, records: Iterable[VersionRecord]) -> tuple[VersionEntry, ...]:
+        """Versions on the wire; what is the same for all is looked up once."""
+        lowest = self.lowest_reachable()
+        names: dict[int, tuple[str, ...]] = {}
+        for one in self.baselines():
+            names[one.version] = (*names.get(one.version, ()), one.name)
+        return tuple(self._entry(record, lowest, names.get(record.version, ())) for record in records)
+
+    def _entry(self, record: VersionRecord, lowest: int, baselines: tuple[str, ...]) -> VersionEntry:
         receipt = record.receipt
         return VersionEntry(
             version=record.version,
@@ -135,9 +146,9 @@ class Ledger:
             transaction=record.transaction,
             label=record.label,
             path=receipt.path if receipt else None,
-            held=self.held(record.version),
+            held=self._held(record.version, lowest),
             undo_nbytes=self.undo.get(record.version, 0),
-            baselines=tuple(b.name for b in self.baselines() if b.version == record.version),
+            baselines=baselines,
             tensors=receipt.tensors if receipt else 0,
             experts=receipt.experts if receipt else 0,
             nbytes=receipt.nbytes if receipt else None,
@@ -196,9 +207,17 @@ class Ledger:
 
     def held(self, version: int) -> bool:
         """Whether `version` can be rolled back to, and then be had again after a crash."""
+        return self._held(version, self.lowest_reachable())
+
+    def held_count(self) -> int:
+        """How many versions can be rolled back to."""
+        lowest = self.lowest_reachable()
+        return sum(self._held(version, lowest) for version in self._records)
+
+    def _held(self, version: int, lowest: int) -> bool:
         root = self.root(version)
         lasting = root in self._lineages or root in self._unrecorded
-        return self.rebuildable(version) or (lasting and self.undoable(version))
+        return self.rebuildable(version) or (lasting and self.nearest(version) >= lowest)
 
     def require_held(self, version: int) -> None:
         """Refuse a version that can't be rolled back to, known or not: version_not_held."""

@@ -1,4 +1,4 @@
-"""Brings an engine that was found to the version that the ledger says, and proves it before it counts."""
+"""Brings an engine that was found to the version that the ledger says; recorded digests, if any, prove it."""
 
 import asyncio
 import logging
@@ -49,6 +49,8 @@ class Recovery:
         staging: Staging,
     ) -> None:
         self.progress: Progress | None = None
+        self.proved: bool | None = None
+        """As in `EngineStatus`."""
         self._link = link
         self._ledger = ledger
         self._journal = journal
@@ -68,6 +70,7 @@ class Recovery:
         whatever else keeps it from getting there, after which this can be tried again.
         """
         self._begun = time.monotonic()
+        self.proved = None
         try:
             await self._changes.ended()
             self._say("settling")
@@ -83,6 +86,7 @@ class Recovery:
     async def _bring(self, engine: Engine, state: EngineState) -> None:
         at = _version_of(state)
         current = self._ledger.current.version
+        known = await self._digests.known(engine, current)
         if self._base.record is None:
             await self._meet(engine, state, at)
         elif at == 0:
@@ -93,7 +97,15 @@ class Recovery:
         elif at != current:
             detail = f"The engine runs version {at}, but {current} is the current one."
             raise ProblemError(Code.STATE_UNKNOWN, f"{detail} Restart the engine.")
-        await self._verify(engine, self._ledger.current.version)
+        version = self._ledger.current.version
+        if known or at == version:
+            await self._verify(engine, version)
+            self.proved = True if known else None
+        else:  # what comes of a replay can't prove that same replay, so it is not recorded either
+            self.proved = False
+            _log.warning(
+                "version %d was replayed and could not be compared: no digests of it were recorded", version
+            )
         self._ledger.learn_undo(undo_of(state))
         await self._look_at_base(engine)
 

@@ -82,7 +82,7 @@ class Service:
             books,
             self.blobs,
             rewind,
-            Committer(self.link, self.ledger, books, self._digests, self.metrics),
+            Committer(self.link, books, self._digests, self.metrics),
             undo,
             self.staging,
             self.metrics,
@@ -178,7 +178,7 @@ class Service:
         return EngineEvent(
             writable=self.link.problem is None,
             busy=self.changes.busy,
-            engine=engine_status(self.client, self.link, progress),
+            engine=engine_status(self.client, self.link, progress, self.recovery.proved),
         )
 
     def _storage_event(self) -> StorageEvent:

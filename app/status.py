@@ -14,7 +14,9 @@ from schemas.events import EngineEvent, StorageEvent
 from schemas.status import EngineStatus, Progress, RankStatus, Room, Rooms
 
 
-def engine_status(client: EngineClient, link: EngineLink, progress: Progress | None) -> EngineStatus:
+def engine_status(
+    client: EngineClient, link: EngineLink, progress: Progress | None, proved: bool | None
+) -> EngineStatus:
     """The engine as it was last seen."""
     engine, last = link.engine, link.last
     description = engine.description if engine else None
@@ -39,6 +41,7 @@ def engine_status(client: EngineClient, link: EngineLink, progress: Progress | N
             for rank in (last.ranks if last else ())
         ),
         progress=progress,
+        proved=proved,
     )
 
 

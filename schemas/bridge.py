@@ -71,9 +71,9 @@ class PrepareRequest(Output):
     uploads: tuple[StagedUpload, ...] = ()
     restore: Version | None = None
     replay: bool = False
-    """The engine serves nobody yet, and digests will tell what it has: the moves get neither undo nor digest.
+    """The engine serves nobody yet, so the moves get neither undo nor digest.
 
-    Half the memory, but no way back.
+    Half the memory, but no way back. Digests tell what came of it, if any were recorded at the version.
     """
     undo_most: int | None = None
     """Bytes of undo per rank for which there is room; none: as much as it takes."""

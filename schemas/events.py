@@ -74,7 +74,7 @@ class UploadEvent(Output):
     """Bytes, of `nbytes` if these were announced."""
     nbytes: int | None
     code: Code | None = None
-    """Why it was refused."""
+    """Why it was refused; none if another release has refused it for a reason that this one does not know."""
 
 
 class OperationEvent(Output):

@@ -51,6 +51,13 @@ class EngineStatus(Output):
     model: ModelInfo | None = None
     ranks: tuple[RankStatus, ...] = ()
     progress: Progress | None = None
+    proved: bool | None = None
+    """Whether it had the digests that were recorded at its version when it was brought there.
+
+    False after a replay of a version for which none were recorded, as when all died just after a commit or
+    the parallel layout is another: the uploads were found right, what came of them was not compared.
+    None until it is there, and where nothing was recorded and nothing had to be replayed.
+    """
 
 
 class Room(Output):

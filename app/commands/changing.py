@@ -16,7 +16,7 @@ from app.remote.calls import Choices, FlightChoices
 from app.remote.waiting import Client
 from loaders.folder import CheckpointFolder
 from loaders.header import HeaderLimits
-from schemas.operations import Operation
+from schemas.operations import Operation, OperationState
 from schemas.transactions import InFlight, Receipt, Upload
 
 InFlightOption = Annotated[
@@ -259,6 +259,12 @@ def _exported(client: Client, screen: Screen, operation: Operation) -> Operation
 
             return client.wait(operation, seen)
     except KeyboardInterrupt as interrupted:
-        client.cancel(operation.id)
-        interrupted.add_note("the export is cancelled; nothing is left of it")
+        interrupted.add_note(_left_of(client.cancel(operation.id)))
         raise
+
+
+def _left_of(export: Operation) -> str:
+    """What became of an export that was to be cancelled: it may have ended just before."""
+    if export.state is OperationState.CANCELLED:
+        return "the export is cancelled; nothing is left of it"
+    return f"too late to cancel the export:\n{texts.operation_text(export)}"

@@ -14,7 +14,9 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from app.access import load_token
+from app.commands.exits import Exit
 from app.commands.json_lines import JsonLines
+from app.commands.screen import Screen
 from app.commands.talk import AsJson
 from app.demo import DemoModelError, make_demo_model
 from app.listen import AddressError, url_of
@@ -109,7 +111,7 @@ def demo_model(
         if as_json:
             typer.echo(json.dumps({"folder": str(folder), "made": made}))
     except DemoModelError as error:
-        _refuse(f"the demo model could not be made:\n{error}")
+        Screen(as_json).stop(Exit.FAILED, f"the demo model could not be made:\n{error}")
 
 
 def probe(
@@ -123,14 +125,13 @@ def probe(
 
     Needs the memory that serving it needs. Status 2 if something cannot be updated.
     """
-    try:
-        described = run_probe(model, vllm_args or (), installed_vllm(), os.environ)
-    except (UnsupportedVllmError, ProbeError) as error:
-        _refuse(str(error))
-    if as_json:
-        typer.echo(described.model_dump_json())
-    else:
-        Console().print(table(described))
+    screen = Screen(as_json)
+    with screen.failing():
+        try:
+            described = run_probe(model, vllm_args or (), installed_vllm(), os.environ)
+        except (UnsupportedVllmError, ProbeError) as error:
+            screen.stop(Exit.FAILED, str(error))
+        screen.show(described, lambda: table(described))
     unsupported = any(tensor.treatment is Treatment.UNSUPPORTED for tensor in described.tensors)
     raise typer.Exit(2 if unsupported else 0)
 

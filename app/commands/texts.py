@@ -31,6 +31,9 @@ def status_text(status: Status) -> str:
         f"engine       {engine.url}, {'answers' if engine.reachable else 'does not answer'}"
         + (f", vLLM {engine.vllm_version}" if engine.vllm_version else "")
         + (", paused" if engine.paused else ""),
+        "not proved   its version was replayed, and no digests of it were recorded to compare with"
+        if engine.proved is False
+        else None,
         f"starting     {progress.phase}: {progress.detail or ''}" if progress else None,
         f"model        {model.model}: {_model(model)}" if model else None,
         f"checkpoint   {status.checkpoint}" if status.checkpoint else None,

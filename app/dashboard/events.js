@@ -51,9 +51,9 @@ export async function follow(tell, show, signal) {
       const headers = last ? { "Last-Event-ID": last } : {};
       const response = await ask("/v1/events", { headers, signal: AbortSignal.any([signal, silence.signal]) });
       show("live");
-      wait = 0;
       for await (const event of parsed(response.body, alive)) {
         last = event.id;
+        wait = 0; // not before: a stream may open only to end at once
         try {
           tell(event.data);
         } catch (error) {

@@ -1,6 +1,7 @@
 """Whether to send a request again, and when: decided here for all clients, without sending anything."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,9 +22,9 @@ class Retry:
     """How stubborn a client is. Repeating is safe: a change carries a key, and is made once."""
 
     times: int = 5
-    """Repetitions after a lost connection, or a 503 that says when to come again."""
+    """Repetitions after a lost connection, a proxy's 5xx, or a 503 that says when to come again."""
     pause_s: float = 0.25
-    """Before the first repetition after a lost connection; doubled for each further one."""
+    """Before the first repetition after a lost connection or a proxy's 5xx; doubled for each further one."""
     patience_s: float = 3600
     """How long to wait in all for the end of a change that was sent before and still runs."""
 
@@ -40,7 +41,7 @@ class Attempts:
         self._begun = self._sent = False
         """Whether some, and all, of the latest request was sent, without which nothing is done."""
         self._lost = False
-        """Whether one was, and no answer came."""
+        """Whether one was, and no answer of Graft's came."""
 
     def chunks(self) -> Iterator[bytes]:
         """The body of the next attempt."""
@@ -56,15 +57,29 @@ class Attempts:
         if not isinstance(error, PASSING) or not self._left:
             early = "the connection ended before all was sent, perhaps since it was refused: " if cut else ""
             raise self._given_up(early + said(error)) from error
-        self._left -= 1
-        pause, self._pause = self._pause, min(2 * self._pause, LONGEST_PAUSE_S)
-        return pause
+        return self._repetition()
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Around the reading of an answer with success. Raises AnswerLost if a change's can't be read."""
+        try:
+            yield
+        except BadAnswer as error:
+            self._lost = self._lost or self._sent
+            if self._lost and self._call.changes:
+                raise self._given_up(str(error)) from error
+            raise
 
     def refused(self, response: httpx.Response) -> float:
         """After an answer without success, which has been read. Raises the GraftError that it stands for."""
-        self._begun = self._sent = False
         error = answered(response)
         pause = _retry_after(response)
+        # A proxy's, whose connection to the service may have broken after all had passed.
+        proxy = isinstance(error, BadAnswer) and response.is_server_error
+        self._lost = self._lost or (proxy and self._sent)
+        self._begun = self._sent = False
+        if proxy and self._left:
+            return self._repetition()
         if isinstance(error, BadAnswer):
             raise self._given_up(str(error)) if self._lost and self._call.changes else error
         assert isinstance(error, Refused)
@@ -78,6 +93,11 @@ class Attempts:
         if self._lost and self._call.changes and (passing or error.code == Code.IN_PROGRESS):
             raise self._given_up(error.detail)  # what was sent first may have been done all the same
         raise error
+
+    def _repetition(self) -> float:
+        self._left -= 1
+        pause, self._pause = self._pause, min(2 * self._pause, LONGEST_PAUSE_S)
+        return pause
 
     def _given_up(self, why: str) -> GraftError:
         if self._lost and self._call.changes:

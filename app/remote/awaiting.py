@@ -16,7 +16,7 @@ from app.remote.bodies import Watch, threaded
 from app.remote.call import Call, ReadBack, length_of, version_of
 from app.remote.calls import Choices
 from app.remote.connection import CONNECT_S, HURRIED, SILENCE_S, STUBBORN, URL, options
-from app.remote.errors import GraftError, Unreachable
+from app.remote.errors import BadAnswer, GraftError, Unreachable
 from app.remote.files import appearing
 from app.remote.followed import POLL_S, ended, running, unfollowed
 from app.remote.methods import async_method, async_method_of_id
@@ -72,12 +72,12 @@ class AsyncClient:
         """As `Client.download`."""
 
         async def save(response: httpx.Response) -> int:
-            total = length_of(response)
+            version, total = version_of(response), length_of(response)
             with appearing(path) as file:
                 async for chunk in response.aiter_bytes():
                     await asyncio.to_thread(file.write, chunk)
                     watch(file.tell(), total)
-            return version_of(response)
+            return version
 
         return await self._tried(call, save)
 
@@ -89,7 +89,7 @@ class AsyncClient:
             await asyncio.sleep(POLL_S)
             try:
                 operation = await self.send(calls.operation(operation.id))
-            except Unreachable as error:
+            except (BadAnswer, Unreachable) as error:
                 raise unfollowed(operation, error) from error
             seen(operation)
         return ended(operation)
@@ -137,7 +137,8 @@ class AsyncClient:
                     content=threaded(attempts.chunks()),
                 ) as response:
                     if response.is_success:
-                        return await take(response)
+                        with attempts.reading():
+                            return await take(response)
                     await response.aread()
                 pause = attempts.refused(response)
             except httpx.HTTPError as error:

@@ -21,7 +21,7 @@ class BadAnswer(GraftError):
 
 
 class AnswerLost(GraftError):
-    """A change was sent and no answer came: it may have been made.
+    """A change was sent and no answer of Graft's came: it may have been made.
 
     `key` leads to what became of it: sent again with the same request, or as an operation's id.
     """

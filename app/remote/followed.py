@@ -1,6 +1,6 @@
 """Operations that are followed to their end."""
 
-from app.remote.errors import AnswerLost, Conflict, Unreachable, refusal
+from app.remote.errors import AnswerLost, Conflict, GraftError, refusal
 from schemas.operations import Operation, OperationState
 from schemas.problems import STATUS, Code
 
@@ -22,6 +22,6 @@ def ended(operation: Operation) -> Operation:
     return operation
 
 
-def unfollowed(operation: Operation, why: Unreachable) -> AnswerLost:
+def unfollowed(operation: Operation, why: GraftError) -> AnswerLost:
     """An operation of which nobody can be asked any more; it goes on, or has ended, without us."""
     return AnswerLost(f"operation {operation.id} can't be followed any more: {why}", operation.id)

@@ -15,7 +15,7 @@ from app.remote.bodies import Watch
 from app.remote.call import Call, ReadBack, length_of, version_of
 from app.remote.calls import Choices
 from app.remote.connection import CONNECT_S, HURRIED, SILENCE_S, STUBBORN, URL, options
-from app.remote.errors import GraftError, Unreachable
+from app.remote.errors import BadAnswer, GraftError, Unreachable
 from app.remote.files import appearing
 from app.remote.followed import POLL_S, ended, running, unfollowed
 from app.remote.methods import method, method_of_id
@@ -72,12 +72,12 @@ class Client:
         """
 
         def save(response: httpx.Response) -> int:
-            total = length_of(response)
+            version, total = version_of(response), length_of(response)
             with appearing(path) as file:
                 for chunk in response.iter_bytes():
                     file.write(chunk)
                     watch(file.tell(), total)
-            return version_of(response)
+            return version
 
         return self._tried(call, save)
 
@@ -89,7 +89,7 @@ class Client:
             time.sleep(POLL_S)
             try:
                 operation = self.send(calls.operation(operation.id))
-            except Unreachable as error:
+            except (BadAnswer, Unreachable) as error:
                 raise unfollowed(operation, error) from error
             seen(operation)
         return ended(operation)
@@ -104,7 +104,8 @@ class Client:
         """What happens, as it happens, without end; of each lost connection `connection` is told.
 
         Begins after the event of that id, or with `reset`, and goes on where it was when a connection is lost
-        or says nothing for `silence_s` seconds. Raises Refused, and BadAnswer if somebody else answers.
+        or says nothing for `silence_s` seconds. Raises Refused, BadAnswer if somebody else answers, and
+        Unreachable where another connection would not help either, as with an address of another scheme.
         """
         course = events.Course(last_event_id, self._retry, connection)
         timeout = httpx.Timeout(silence_s, connect=CONNECT_S)
@@ -134,7 +135,8 @@ class Client:
                     call.method, call.path, params=call.query, headers=call.head(), content=attempts.chunks()
                 ) as response:
                     if response.is_success:
-                        return take(response)
+                        with attempts.reading():
+                            return take(response)
                     response.read()
                 pause = attempts.refused(response)
             except httpx.HTTPError as error:

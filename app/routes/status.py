@@ -36,11 +36,10 @@ async def status(service: ServiceDep) -> Status:
 async def metrics(service: ServiceDep) -> Response:
     """The Prometheus text format."""
     settings, ledger, link = service.settings, service.ledger, service.link
-    records = ledger.records()
     gauges = {
         "version": ledger.current.version,
-        "versions": len(records),
-        "versions_held": sum(ledger.held(record.version) for record in records),
+        "versions": len(ledger.records()),
+        "versions_held": ledger.held_count(),
         "open_transactions": len(service.transactions.live()),
         "staged_bytes": service.staging.budget.used,
         "staged_budget_bytes": settings.staged_bytes,

@@ -25,7 +25,7 @@ router = APIRouter(prefix="/v1", tags=["versions"], route_class=JsonRoute)
 async def list_versions(service: ServiceDep) -> wire.VersionList:
     """The history, oldest first, and what of it can be rolled back to."""
     ledger = service.ledger
-    entries = tuple(ledger.entry(record) for record in ledger.records())
+    entries = ledger.entries(ledger.records())
     return wire.VersionList(ledger=ledger.id, current=ledger.current.version, versions=entries)
 
 

@@ -316,7 +316,41 @@ async def test_somebody_else_is_no_graft() -> None:
     for status in (200, 404, 502):
         transport = httpx.MockTransport(lambda request, s=status: httpx.Response(s, text="<html>"))
         with pytest.raises(BadAnswer):
-            Client(transport=transport).status()
+            Client(transport=transport, retry=QUICK).status()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("status", [200, 404, 502])
+async def test_a_change_that_somebody_else_answers_may_be_made(kind: str, status: int) -> None:
+    """A page instead of a receipt, or a proxy that lost the service, tells nothing; a 404 is nobody's work."""
+    keys: set[str] = set()
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        keys.add(request.headers["idempotency-key"])
+        return httpx.Response(status, text="<html>")
+
+    call = calls.patch(q_proj(6))
+    with pytest.raises(BadAnswer if status == 404 else AnswerLost) as raised:
+        await asked(kind, answer, call)
+    assert getattr(raised.value, "key", call.key) == call.key
+    assert keys == {call.key}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_proxy_that_finds_the_service_again_is_no_trouble(kind: str) -> None:
+    """After a 502 the request is sent again under its key, and what is answered then counts."""
+    answers = [httpx.Response(502, text="<html>"), httpx.Response(409, json={"code": "version_moved"})]
+    with pytest.raises(Conflict):
+        await asked(kind, lambda request: answers.pop(0), calls.rollback(0))
+    assert answers == []
+
+
+async def asked(kind: str, answer: Callable[[httpx.Request], httpx.Response], call: Call[Any]) -> Any:
+    """The result of a call that `answer` answers."""
+    transport = httpx.MockTransport(answer)
+    if kind == "awaiting":
+        return await AsyncClient(transport=transport, retry=QUICK).send(call)
+    return Client(transport=transport, retry=QUICK).send(call)
 
 
 @pytest.mark.big
@@ -384,6 +418,20 @@ async def test_downloads_appear_when_they_are_complete(tmp_path: Path, cut: Cut)
 
 
 @pytest.mark.parametrize("kind", KINDS)
+async def test_a_download_of_nobody_knows_what_replaces_nothing(tmp_path: Path, kind: str) -> None:
+    """An answer that does not say its version is refused, and the file that was there is as it was."""
+    file = tmp_path / "expert.safetensors"
+    file.write_bytes(b"before")
+    transport = httpx.MockTransport(lambda request: httpx.Response(200, content=b"other"))
+    with pytest.raises(BadAnswer, match="ETag"):
+        if kind == "awaiting":
+            await AsyncClient(transport=transport).download(calls.read_expert(1, 2), file)
+        else:
+            Client(transport=transport).download(calls.read_expert(1, 2), file)
+    assert file.read_bytes() == b"before"
+
+
+@pytest.mark.parametrize("kind", KINDS)
 async def test_operations_are_followed(tmp_path: Path, kind: str) -> None:
     """A change in the background ends with its receipt, or is raised as what it failed with."""
     async with running(tmp_path, engine=FakeEngine()) as admin, served(admin) as port:
@@ -409,6 +457,31 @@ async def test_an_operation_that_is_lost_from_sight_may_be_done(kind: str) -> No
     with pytest.raises(AnswerLost) as raised:
         await _followed(kind, 9, begun)
     assert raised.value.key == "7"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("troubles", [2, 9])
+async def test_an_operation_is_followed_past_a_proxy_without_a_service(kind: str, troubles: int) -> None:
+    """A 502 is asked again, as after a lost connection; if there are too many, the operation may be done."""
+    begun = Operation(
+        id="7", kind=OperationKind.COMMIT, state=OperationState.RUNNING, created_at=datetime.now(UTC)
+    )
+    done = begun.model_copy(update={"state": OperationState.DONE})
+    answers = [httpx.Response(502, text="<html>")] * troubles
+    answers.append(httpx.Response(200, content=done.model_dump_json()))
+    transport = httpx.MockTransport(lambda request: answers.pop(0))
+
+    async def follow() -> Operation:
+        if kind == "awaiting":
+            return await AsyncClient(transport=transport, retry=QUICK).wait(begun)
+        return Client(transport=transport, retry=QUICK).wait(begun)
+
+    if troubles < QUICK.times:
+        assert await follow() == done
+    else:
+        with pytest.raises(AnswerLost) as raised:
+            await follow()
+        assert raised.value.key == "7"
 
 
 async def _followed(kind: str, port: int, begun: Any) -> Any:

@@ -355,6 +355,24 @@ def test_an_interrupted_export_is_cancelled(
     assert [path.name for path in service.models.iterdir()] == ["served"]
 
 
+def test_an_export_that_is_done_is_not_said_to_be_cancelled(
+    graft: Callable[..., Result], service: Alive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C as it ends: the folder is there, and what is said is how the export ended."""
+    wait = Client.wait
+
+    def late(client: Client, *asked: Any) -> None:
+        wait(client, *asked)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Client, "wait", late)
+    ended = graft("export", 0, service.models / "out")
+    assert (ended.exit_code, ended.stdout) == (130, "")
+    assert "cancelled" not in ended.stderr
+    assert ": export, done" in ended.stderr
+    assert (service.models / "out").is_dir()
+
+
 def test_an_interrupted_rollback_goes_on(
     graft: Callable[..., Result], service: Alive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
