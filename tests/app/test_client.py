@@ -322,7 +322,7 @@ async def test_somebody_else_is_no_graft() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("status", [200, 404, 502])
 async def test_a_change_that_somebody_else_answers_may_be_made(kind: str, status: int) -> None:
-    """A page instead of a receipt, or a proxy that lost the service, tells nothing; a 404 is nobody's work."""
+    """A page instead of a receipt, or a proxy without a service, tells nothing; a 404 is nobody's work."""
     keys: set[str] = set()
 
     def answer(request: httpx.Request) -> httpx.Response:

@@ -2,9 +2,14 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from app import outcome
+from app.committer import Committer
+from app.receipts import Change
+from app.records import Intent
 from loaders.staged import StagedFile
 from schemas.bridge import RankError
 from schemas.problems import Code, ProblemError
@@ -517,3 +522,24 @@ async def test_a_refused_one_shot_leaves_no_transaction_open(tmp_path: Path) -> 
         assert admin.files == []
         assert not admin.service.transactions.live()
         assert await admin.version() == "0"
+
+
+async def test_the_engine_is_asked_for_the_version_that_was_written_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Recovery looks for the intent's version, so that is the one to ask for, whatever the ledger says."""
+    asked: list[int] = []
+    intend = Committer.intend
+
+    async def intend_seven(committer: Committer, change: Change, *rest: Any) -> Intent:
+        return await intend(committer, change.model_copy(update={"version": 7}), *rest)
+
+    async def refuse(link: Any, boots: Any, prepared: Any, version: int, flight: Any) -> None:
+        asked.append(version)
+        raise ProblemError(Code.COMMIT_UNDONE, "That is all that is looked at here.")
+
+    monkeypatch.setattr(Committer, "intend", intend_seven)
+    monkeypatch.setattr(outcome, "commit", refuse)
+    async with running(tmp_path) as admin:
+        assert code(await admin.commit()) == "commit_undone"
+    assert asked == [7]

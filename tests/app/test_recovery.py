@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from app.digests import VersionDigests
 from schemas.bridge import RankError
 from schemas.problems import Code
 from tests.app.test_rollback import bits, held, roll
@@ -105,6 +106,48 @@ async def test_a_replayed_version_sends_only_what_shows(tmp_path: Path) -> None:
         engine.restart()
         await until(lambda: engine.ranks[0].version == 3)
         assert [len(request.uploads) for request in sent] == [1]
+
+
+async def proved(admin: Admin) -> bool | None:
+    """What the status says of how the engine was brought to its version."""
+    found: bool | None = (await admin.http.get("/v1/status")).json()["engine"]["proved"]
+    return found
+
+
+async def test_a_replay_that_is_like_before_is_proved(tmp_path: Path) -> None:
+    """A first engine has nothing to be compared with; a replayed one has the digests that were recorded."""
+    async with running(tmp_path) as admin:
+        assert await proved(admin) is None
+        await admin.commit(seed=1)
+        service = admin.service
+        engine = service.link.require()
+        for _ in range(500):
+            if await service.recovery._digests.known(engine, 1):
+                break
+            await asyncio.sleep(0.01)
+        admin.engine.restart()
+        await until(lambda: admin.engine.ranks[0].version == 1 and not service.link.problem)
+        assert await proved(admin) is True
+
+
+async def test_a_replay_without_digests_is_not_called_proved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """If none were recorded it is said, in log and status; the replay does not vouch for the next one."""
+    monkeypatch.setattr(VersionDigests, "want", lambda digests: None)
+    engine = FakeEngine()
+    async with running(tmp_path, engine=engine) as admin:
+        await admin.commit(seed=1)
+        expected = bits(engine)
+        for _ in range(2):
+            caplog.clear()
+            engine.restart()
+            await until(lambda: engine.ranks[0].version == 1 and not admin.service.link.problem)
+            assert (await ready(admin), bits(engine) == expected) == ("1", True)
+            assert await proved(admin) is False
+            assert "version 1 was replayed and could not be compared" in caplog.text
+    async with running(tmp_path, engine=engine) as admin:
+        assert await proved(admin) is None
 
 
 async def test_an_empty_lineage_is_replayed(tmp_path: Path) -> None:

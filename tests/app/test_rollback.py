@@ -1,9 +1,12 @@
 """Rollback, undo budget and baselines: what can be gone back to, and what is kept for it."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from app.ledger import Ledger
 from tests.fakes.admin import Admin, code, running, until
 from tests.fakes.engine import FakeEngine
 
@@ -241,3 +244,36 @@ async def test_an_adopted_version_that_was_made_to_last(tmp_path: Path) -> None:
         engine.restart()
         await until(lambda: engine.ranks[0].version == 2 and not admin.service.link.problem)
         assert bits(engine) == expected != bits(FakeEngine(ranks=2))
+
+
+async def test_the_list_of_versions_looks_up_once_what_all_share(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How far undo reaches and which baselines there are is not asked for every version; all is as before."""
+    async with running(tmp_path) as admin:
+        for seed in range(1, 6):
+            await admin.commit(seed=seed)
+        for name in ("b", "a"):
+            await admin.http.put(f"/v1/baselines/{name}", json={"version": 3})
+        one = (await admin.http.get("/v1/versions/3")).json()
+        asked: list[str] = []
+        for name in ("lowest_reachable", "baselines"):
+            monkeypatch.setattr(Ledger, name, counting(asked, name))
+        listed = (await admin.http.get("/v1/versions")).json()["versions"]
+        assert sorted(asked) == ["baselines", "lowest_reachable"]
+        assert listed[3].items() <= one.items()
+        assert listed[3]["baselines"] == ["a", "b"]
+        asked.clear()
+        assert "graft_versions_held 6.0" in (await admin.http.get("/metrics")).text
+        assert asked == ["lowest_reachable"]
+
+
+def counting(asked: list[str], name: str) -> Callable[[Ledger], Any]:
+    """The ledger's method, which notes that it was called."""
+    method = getattr(Ledger, name)
+
+    def counted(ledger: Ledger) -> Any:
+        asked.append(name)
+        return method(ledger)
+
+    return counted

@@ -104,6 +104,28 @@ async def test_too_many_readers_is_said(tmp_path: Path) -> None:
         await board.page.locator("#trouble").wait_for(state="hidden")
 
 
+async def test_a_stream_that_ends_at_once_is_not_asked_for_without_pause(tmp_path: Path) -> None:
+    """Each attempt that brought no event waits longer; the first event makes an end of that."""
+    async with shown(tmp_path) as board:
+        await board.ready()
+        pauses = "window.pauses = []; const after = setTimeout;"
+        pauses += "window.setTimeout = (run, ms) => (ms > 1e4 || window.pauses.push(ms), after(run, ms));"
+        await board.page.add_init_script(pauses)
+        asked: list[str] = []
+
+        async def empty(route: Route) -> None:
+            asked.append(route.request.url)
+            await route.fulfill(headers={"content-type": "text/event-stream"}, body="retry: 1000\n\n")
+
+        await board.page.route("**/v1/events", empty)
+        await board.page.reload()
+        await until(lambda: len(asked) >= 4)
+        await board.page.unroute("**/v1/events")
+        await board.page.locator("#connection[data-state=live]").wait_for()
+        found = [ms for ms in await board.page.evaluate("window.pauses") if ms in (0, 500, 1000, 2000)]
+        assert found[:4] == [0, 500, 1000, 2000]
+
+
 class _Senseless(Output):
     """An event without what it is about."""
 

@@ -1,5 +1,6 @@
 """What the command line refuses, and how it says so."""
 
+import json
 import os
 import subprocess
 import sys
@@ -138,4 +139,6 @@ def test_a_demo_model_that_cannot_be_made_says_why(graft: Graft, tmp_path: Path)
     ended = graft("demo-model", str(tmp_path / "demo"), PYTHONPATH=str(tmp_path))
     assert ended.status == 1
     assert "no such luck" in ended.said
+    ended = graft("demo-model", str(tmp_path / "demo"), "--json", PYTHONPATH=str(tmp_path))
+    assert (ended.status, json.loads(ended.said)["exit"]) == (1, 1)
     assert not (tmp_path / "demo").exists()

@@ -53,7 +53,7 @@ def graft_probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.
         (tmp_path / "standin.py").write_text(script)
         monkeypatch.setattr(probe, "COMMAND", "standin")
         monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-        monkeypatch.setenv("COLUMNS", "200")
+        monkeypatch.setenv("COLUMNS", "40")  # of no terminal: a pipe gets whole lines all the same
         monkeypatch.setattr(sys, "argv", ["graft", "probe", *arguments])
         with pytest.raises(SystemExit) as ended:
             cli.main()
@@ -131,6 +131,12 @@ def test_a_load_that_fails_shows_its_end(graft_probe: Probe) -> None:
     assert status == 1 and out == ""
     assert err.splitlines()[-1] == "no such model"
     assert "line 29" in err and "line 18" not in err
+
+
+def test_a_load_that_fails_is_a_document_for_programs(graft_probe: Probe) -> None:
+    """With --json what went wrong is JSON, too, as of the other commands."""
+    status, out, err = graft_probe("import sys\nsys.exit('no such model')", "m", "--json")
+    assert (status, out, json.loads(err)) == (1, "", {"exit": 1, "detail": "no such model"})
 
 
 def test_what_the_engine_is_told(graft_probe: Probe) -> None:
