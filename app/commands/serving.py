@@ -126,12 +126,11 @@ def probe(
     Needs the memory that serving it needs. Status 2 if something cannot be updated.
     """
     screen = Screen(as_json)
-    with screen.failing():
-        try:
-            described = run_probe(model, vllm_args or (), installed_vllm(), os.environ)
-        except (UnsupportedVllmError, ProbeError) as error:
-            screen.stop(Exit.FAILED, str(error))
-        screen.show(described, lambda: table(described))
+    try:
+        described = run_probe(model, vllm_args or (), installed_vllm(), os.environ)
+    except (UnsupportedVllmError, ProbeError) as error:
+        screen.stop(Exit.FAILED, str(error))
+    screen.show(described, lambda: table(described))
     unsupported = any(tensor.treatment is Treatment.UNSUPPORTED for tensor in described.tensors)
     raise typer.Exit(2 if unsupported else 0)
 

@@ -295,3 +295,9 @@ async def test_the_wait_is_as_the_service_asks() -> None:
     assert [course.ended() for _ in range(6)] == [1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
     course.told(ServerSentEvent(id="x-1", data='{"type":"reset"}'))
     assert course.ended() == 1.0
+
+
+def test_an_address_of_another_scheme_is_unreachable() -> None:
+    """What another connection would not mend is raised, not tried for ever."""
+    with Client("gopher://127.0.0.1", retry=QUICK) as client, pytest.raises(Unreachable):
+        next(client.events())
