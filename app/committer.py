@@ -86,6 +86,7 @@ class Committer:
         except ProblemError:
             self._link.reconsider()
             raise
+        self._link.moved(receipt.version)
         self._digests.want()
         self._metrics.changed(receipt)
         event(

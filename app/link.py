@@ -173,6 +173,12 @@ class EngineLink:
             raise ProblemError(Code.ENGINE_UNAVAILABLE, self._absent)
         return state
 
+    def moved(self, version: int) -> None:
+        """Every rank was just seen to run `version`; what else is known of them is as old as it was."""
+        if self.last is not None:
+            ranks = tuple(rank.model_copy(update={"version": version}) for rank in self.last.ranks)
+            self.last = self.last.model_copy(update={"ranks": ranks})
+
     async def state_at(self, version: int) -> bridge.EngineState:
         """Where the engine stands, provided that every rank runs `version`; else state_unknown."""
         state = await self.state()

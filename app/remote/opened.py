@@ -1,7 +1,8 @@
 """What transactions of both clients know of themselves."""
 
 from app.remote.call import Call
-from app.remote.errors import GraftError
+from app.remote.errors import GraftError, Refused
+from schemas.problems import Code
 from schemas.transactions import Receipt, Transaction
 
 
@@ -34,5 +35,7 @@ class Opened:
         return self._receipt is not None or self._aborted
 
     def _left_open(self, error: BaseException, why: GraftError) -> None:
-        """Say beside the reason to abort that this could not be done either: it ends when it expires."""
-        error.add_note(f"transaction {self.id} could not be aborted: {why}")
+        """Say beside the reason to abort that this could not be done either, and what may become of it."""
+        under_way = isinstance(why, Refused) and why.code == Code.TRANSACTION_STATE
+        then = "it may still become a version" if under_way else "it ends when it expires"
+        error.add_note(f"transaction {self.id} could not be aborted, {then}: {why}")

@@ -189,7 +189,7 @@ async def test_a_dead_service_does_not_hide_the_reason(tmp_path: Path) -> None:
                 client.close()  # its connection was not cut
                 client.__init__(url(proxy.port), retry=QUICK)  # type: ignore[misc]
                 raise RuntimeError
-            assert "could not be aborted" in raised.value.__notes__[0]
+            assert "could not be aborted, it ends when it expires" in raised.value.__notes__[0]
 
         await waiting(proxy.port, work)
 

@@ -171,3 +171,14 @@ async def test_digests_are_per_rank_and_by_prefix(tmp_path: Path) -> None:
         }
         await admin.http.post("/v1/rollback", json={"to_version": 0})
         assert await digests() == before
+
+
+async def test_status_is_not_behind_a_change(tmp_path: Path) -> None:
+    """Right after a commit or rollback every rank is shown at the version that was answered."""
+    async with running(tmp_path, ranks=2, engine_poll_s=60) as admin:
+        await admin.commit()
+        for version in (1, 2):
+            status = (await admin.http.get("/v1/status")).json()
+            assert status["version"] == str(version)
+            assert [rank["version"] for rank in status["engine"]["ranks"]] == [str(version)] * 2
+            await admin.http.post("/v1/rollback", json={"to_version": 0})
