@@ -23,7 +23,7 @@ from tests.families.quantised import FORMATS, quantise_experts, quantise_quark
 ALWAYS = ("W4A16 with zero points", "Quark MXFP4")
 """What `make test` tries; the others are `long`."""
 NAMES = (*FORMATS, "Quark FP8", "Quark MXFP4")
-SHARING = ("NVFP4", "W4A16", "W4A16 with zero points", "FP8 by tensors", "Quark FP8")
+SHARING = ("W4A16", "W4A16 with zero points", "FP8 by tensors")
 """Formats in which tensors of a checkpoint are loaded into the same elements: scales per tensor, shapes."""
 UNLOADED = ("GPTQ",)
 """Formats of which vLLM leaves tensors out."""
