@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from schemas import bridge
 from tests.fakes.admin import asleep, code, running, until
 from tests.fakes.engine import FakeEngine, Line
 
@@ -25,9 +26,10 @@ async def test_an_engine_that_talks_nonsense_is_not_attached(
 
 async def test_another_protocol_is_refused_by_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine of another release says which protocol it speaks, and that is told."""
-    monkeypatch.setattr("schemas.bridge.PROTOCOL", 7)
+    theirs = bridge.PROTOCOL
+    monkeypatch.setattr("schemas.bridge.PROTOCOL", theirs + 1)
     async with asleep(tmp_path, Line(FakeEngine())) as admin:
-        await until(lambda: "protocol 3" in (admin.service.link.problem or ""))
+        await until(lambda: f"protocol {theirs}" in (admin.service.link.problem or ""))
         assert code(await admin.http.get("/v1/model")) == "engine_unavailable"
 
 
