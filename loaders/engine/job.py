@@ -103,7 +103,7 @@ def all_cores() -> set[int]:
     found: set[int] = set()
 
     def look() -> None:
-        run_on(set(range(os.cpu_count() or 1)))
+        run_on(_every_core())
         found.update(own_cores())
 
     thread = threading.Thread(target=look)
@@ -114,9 +114,11 @@ def all_cores() -> set[int]:
 
 def own_cores() -> set[int]:
     """Those on which this thread may run; all of them where that cannot be told."""
-    return (
-        set(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
-    )
+    return set(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else _every_core()
+
+
+def _every_core() -> set[int]:
+    return set(range(os.cpu_count() or 1))
 
 
 def run_on(cores: set[int]) -> None:
@@ -141,7 +143,7 @@ class Job(Generic[R]):
         self._thread.start()
 
     def _run(self, work: Callable[[MainThread], R]) -> None:
-        run_on(set(range(os.cpu_count() or 1)))
+        run_on(_every_core())
         _hand_over_quickly()
         try:
             with torch.no_grad():

@@ -13,6 +13,7 @@ from loaders.engine.layout import Layout
 _PIECE = 1 << 15
 """Single elements that are written at once: torch gives more of them to threads that it has to wake."""
 WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Bytes of an element → the integers that carry its bits."""
 
 
 def bits_of(tensor: torch.Tensor) -> torch.Tensor:
