@@ -1,5 +1,6 @@
 """The dashboard in Debian's Chromium, before an admin with a fake engine of many experts."""
 
+import asyncio
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -7,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from playwright.async_api import Browser, BrowserContext, Page, async_playwright
+from playwright.async_api import Browser, BrowserContext, Page, Route, async_playwright
 
 from tests.app.sockets import served
 from tests.fakes.admin import Admin, running
@@ -56,6 +57,21 @@ class Board:
         await self.page.locator("#connection[data-state=live]").wait_for()
         await self.page.locator("#grid [role=gridcell]").first.wait_for()
         await self.page.locator("#versions tbody tr").first.wait_for()
+
+
+class Held:
+    """A route whose answer is there when `asked` is set, and reaches the page once `go_on` is."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.go_on = asyncio.Event()
+
+    async def __call__(self, route: Route) -> None:
+        """Handle a request, as Playwright's `route` wants it."""
+        answer = await route.fetch()
+        self.asked.set()
+        await self.go_on.wait()
+        await route.fulfill(response=answer)
 
 
 @asynccontextmanager

@@ -9,7 +9,7 @@ from playwright.async_api import Route
 from schemas.base import Output
 from schemas.events import ResetEvent
 from tests.app.reader import reading
-from tests.dashboard.board import shown
+from tests.dashboard.board import Held, shown
 from tests.fakes.admin import until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
@@ -20,20 +20,13 @@ async def test_events_are_newer_than_what_is_read(tmp_path: Path) -> None:
     async with shown(tmp_path) as board:
         await board.ready()
         transaction = await board.admin.open(label="short")
-        asked, go_on = asyncio.Event(), asyncio.Event()
-
-        async def late(route: Route) -> None:
-            answer = await route.fetch()
-            asked.set()
-            await go_on.wait()
-            await route.fulfill(response=answer)
-
-        await board.page.route(f"**{transaction}", late)
+        held = Held()
+        await board.page.route(f"**{transaction}", held)
         await board.page.reload()
-        await asyncio.wait_for(asked.wait(), 10)
+        await asyncio.wait_for(held.asked.wait(), 10)
         await board.admin.http.delete(transaction)
         await board.shows("short: aborted", "#transactions")
-        go_on.set()
+        held.go_on.set()
         await board.commit(0, 0)
         await board.shows("version 1", "#transactions")
         assert await board.page.get_by_text("short: aborted").count() == 1
@@ -44,20 +37,13 @@ async def test_a_commit_while_experts_are_first_read(tmp_path: Path) -> None:
     """The map that was on its way is not the last that is read."""
     async with shown(tmp_path, event_look_s=60) as board:
         await board.ready()
-        asked, go_on = asyncio.Event(), asyncio.Event()
-
-        async def late(route: Route) -> None:
-            answer = await route.fetch()
-            asked.set()
-            await go_on.wait()
-            await route.fulfill(response=answer)
-
-        await board.page.route("**/v1/model/experts", late, times=1)
+        held = Held()
+        await board.page.route("**/v1/model/experts", held)
         await board.page.reload()
-        await asyncio.wait_for(asked.wait(), 10)
+        await asyncio.wait_for(held.asked.wait(), 10)
         await board.commit(3, 3)
         await board.page.locator("tr[data-version='1'][aria-current=true]").wait_for()
-        go_on.set()
+        held.go_on.set()
         await board.page.locator("[aria-label='layer 3, expert 3: version 1']").wait_for(timeout=10_000)
 
 
@@ -82,9 +68,11 @@ async def test_rolling_back_while_the_state_is_read_anew(tmp_path: Path) -> None
 async def test_what_could_not_be_read_is_read_again(tmp_path: Path) -> None:
     """One failed request is said, tried again, and then said no more; the stream need not break for that."""
     async with shown(tmp_path) as board:
-        await board.page.route("**/v1/status", lambda route: route.abort(), times=1)
+        await board.ready()
+        await board.page.route("**/v1/status", lambda route: route.abort())
         await board.page.reload()
-        await board.shows("The service does not answer.")
+        await board.shows("The service does not answer.", "#trouble")
+        await board.page.unroute("**/v1/status")
         await board.ready()
         await board.page.locator("#trouble").wait_for(state="hidden")
         await board.shows("serving", "#engine")
