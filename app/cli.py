@@ -1,64 +1,41 @@
-"""The command line: `graft` and its commands."""
+"""The entry point of the `graft` command; the command itself is `app/commands/graft.py`."""
 
-from importlib.metadata import version as installed
-from typing import Annotated
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
 
-import typer
-
-from app.commands import changing, differing, looking, serving, watching
-from app.commands.exits import epilog
-
-COMMANDS = (
-    serving.serve,
-    looking.status,
-    looking.model,
-    serving.probe,
-    changing.push_expert,
-    changing.push,
-    differing.diff,
-    looking.pull,
-    changing.begin,
-    changing.commit,
-    changing.abort,
-    changing.rollback,
-    looking.versions,
-    looking.show,
-    changing.export,
-    changing.reload,
-    watching.watch,
-    serving.health,
-    serving.demo_model,
-)
-
-app = typer.Typer(
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    help="Change the weights of a live vLLM server, and put them back.",
-    epilog=epilog(),
-)
-for command in COMMANDS:
-    app.command()(command)
+from app.commands.exits import Exit
 
 
 def main() -> None:
-    """Entry point of the `graft` command."""
-    app()
+    """Run the command. Ctrl-C before it has begun, while it is being imported, ends it without a word."""
+    with _leaving():
+        from typer.main import get_command
+
+        from app.commands.graft import app
+
+        command = get_command(app)
+    command()
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"graft {installed('graft-vllm')}")
-        raise typer.Exit
+@contextmanager
+def _leaving() -> Iterator[None]:
+    """Within this Ctrl-C, unless it is ignored, ends the process at once.
+
+    It is no exception then: those are printed and forgotten in callbacks, of which imports have many.
+    """
+    raising = signal.getsignal(signal.SIGINT)
+    if raising is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _leave)
+    yield
+    if raising is signal.default_int_handler:
+        signal.signal(signal.SIGINT, raising)
 
 
-@app.callback()
-def _common(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
-    ] = False,
-) -> None:
-    pass
+def _leave(number: int, frame: FrameType | None) -> None:
+    os._exit(Exit.INTERRUPTED)
 
 
 if __name__ == "__main__":

@@ -6,10 +6,10 @@ import shlex
 import httpx
 from fastapi import FastAPI
 
-from app.access import is_loopback, load_token
 from app.demo import EXPERT, Tour, speaks_chat, write_zero_expert
 from app.listen import url_of
 from app.settings import Settings
+from app.token import is_loopback, load_token
 from schemas.status import Model
 
 EXAMPLE = "examples/expert.safetensors"

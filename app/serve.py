@@ -9,8 +9,6 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 
 import uvicorn
 from fastapi import FastAPI
@@ -24,7 +22,7 @@ from app.listen import listen, require_free, url_of
 from app.progress import progress_on
 from app.service import Service
 from app.settings import Settings
-from app.supervisor import EngineCommand, Supervisor, make_secret
+from app.supervisor import ManagedEngine, Supervisor, make_secret
 from schemas.problems import Code
 from schemas.status import Progress
 
@@ -45,19 +43,6 @@ POLL_S = 0.5
 LOG_LINES = 30
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class ManagedEngine:
-    """The engine to start: what the user called the model, where it listens, how it is run."""
-
-    model: str
-    host: str
-    port: int
-    secret_file: Path
-    record: Path
-    """Where the running engine is written down, for an admin that comes after this one."""
-    command: EngineCommand
 
 
 class _Server(uvicorn.Server):

@@ -12,7 +12,6 @@ from typing import Annotated
 import httpx
 from fastapi import Depends, FastAPI, Request
 
-from app.access import load_token
 from app.base import Base
 from app.baselines import Baselines
 from app.blobs import Blobs
@@ -38,6 +37,7 @@ from app.settings import Settings
 from app.staging import Staging
 from app.status import Lookout, engine_status, rooms
 from app.tasks import Tasks
+from app.token import load_token
 from app.transactions import Transactions
 from app.undo import UndoRoom
 from schemas.events import EngineEvent, StorageEvent, VersionEvent

@@ -45,6 +45,19 @@ class EngineCommand:
     log: Path
 
 
+@dataclass(frozen=True)
+class ManagedEngine:
+    """The engine to start: what the user called the model, where it listens, how it is run."""
+
+    model: str
+    host: str
+    port: int
+    secret_file: Path
+    record: Path
+    """Where the running engine is written down, for an admin that comes after this one."""
+    command: EngineCommand
+
+
 def engine_command(
     model: str,
     *,

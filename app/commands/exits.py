@@ -2,17 +2,6 @@
 
 from enum import IntEnum
 
-from app.remote.errors import (
-    AnswerLost,
-    BadAnswer,
-    Conflict,
-    GraftError,
-    NotDone,
-    Refused,
-    StateUnknown,
-    Unreachable,
-)
-
 
 class Exit(IntEnum):
     """Exit statuses of the `graft` command."""
@@ -41,21 +30,6 @@ MEANINGS = {
     Exit.NOTHING: "there is no difference to push",
     Exit.INTERRUPTED: "interrupted",
 }
-
-_KINDS: tuple[tuple[type[GraftError], Exit], ...] = (
-    (AnswerLost, Exit.UNKNOWN),
-    (StateUnknown, Exit.UNKNOWN),
-    (Conflict, Exit.CONFLICT),
-    (NotDone, Exit.NOT_DONE),
-    (Refused, Exit.REFUSED),
-    (BadAnswer, Exit.UNREACHABLE),
-    (Unreachable, Exit.UNREACHABLE),
-)
-
-
-def exit_of(error: GraftError) -> Exit:
-    """The status that tells of this error."""
-    return next((status for kind, status in _KINDS if isinstance(error, kind)), Exit.FAILED)
 
 
 def epilog() -> str:

@@ -22,14 +22,33 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from app.commands.exits import Exit, exit_of
+from app.commands.exits import Exit
 from app.diff import DiffError
 from app.remote.bodies import Watch
-from app.remote.errors import GraftError, Refused
+from app.remote.errors import (
+    AnswerLost,
+    BadAnswer,
+    Conflict,
+    GraftError,
+    NotDone,
+    Refused,
+    StateUnknown,
+    Unreachable,
+)
 from schemas.problems import ProblemError
 
 _WIDE = 200
 """Columns where no terminal says how many there are."""
+
+_KINDS: tuple[tuple[type[GraftError], Exit], ...] = (
+    (AnswerLost, Exit.UNKNOWN),
+    (StateUnknown, Exit.UNKNOWN),
+    (Conflict, Exit.CONFLICT),
+    (NotDone, Exit.NOT_DONE),
+    (Refused, Exit.REFUSED),
+    (BadAnswer, Exit.UNREACHABLE),
+    (Unreachable, Exit.UNREACHABLE),
+)
 
 
 class Screen:
@@ -66,7 +85,7 @@ class Screen:
             yield
         except GraftError as error:
             why = "\n".join([str(error), *_faults(error), *getattr(error, "__notes__", ())])
-            self.stop(exit_of(error), why, error.problem if isinstance(error, Refused) else None)
+            self.stop(_exit_of(error), why, error.problem if isinstance(error, Refused) else None)
         except ValidationError as error:
             self.stop(Exit.USAGE, "; ".join(f"{_where(e['loc'])}{e['msg']}" for e in error.errors()))
         except httpx.InvalidURL as error:
@@ -103,6 +122,11 @@ class Screen:
 def _progress(*columns: ProgressColumn) -> Progress:
     """Progress that leaves nothing behind, and shows nothing where nobody looks."""
     return Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
+
+
+def _exit_of(error: GraftError) -> Exit:
+    """The status that tells of this error."""
+    return next((status for kind, status in _KINDS if isinstance(error, kind)), Exit.FAILED)
 
 
 def _faults(error: GraftError) -> list[str]:

@@ -9,11 +9,9 @@ from typing import IO, Annotated, NoReturn, cast
 
 import httpx
 import typer
-from prometheus_client import disable_created_metrics
 from pydantic import ValidationError
 from rich.console import Console
 
-from app.access import load_token
 from app.commands.exits import Exit
 from app.commands.json_lines import JsonLines
 from app.commands.screen import Screen
@@ -21,13 +19,12 @@ from app.commands.talk import AsJson
 from app.demo import DemoModelError, make_demo_model
 from app.listen import AddressError, url_of
 from app.logs import begin_logging, console_for
-from app.main import create_app
 from app.probe import ProbeError, run_probe, table
-from app.serve import Foreground, ManagedEngine
 from app.settings import Settings
 from app.state_folder import StateFolderError, claimed
-from app.supervisor import SECRET_VARIABLE, EngineStartError, engine_command
+from app.supervisor import SECRET_VARIABLE, EngineStartError, ManagedEngine, engine_command
 from app.supported import UnsupportedVllmError, installed_vllm
+from app.token import load_token
 from loaders.staged import refuse_full_disk
 from schemas.model import Treatment
 from schemas.problems import ProblemError
@@ -174,6 +171,12 @@ def _token(settings: Settings) -> str | None:
 
 
 def _run(settings: Settings, engine: ManagedEngine | None, as_json: bool) -> int:
+    # Here, since all other commands do without the server, which takes half a second to import.
+    from prometheus_client import disable_created_metrics
+
+    from app.main import create_app
+    from app.serve import Foreground
+
     begin_logging(settings)
     # Else /metrics has one more line for each of its lines, for when that was first counted.
     disable_created_metrics()  # type: ignore[no-untyped-call]

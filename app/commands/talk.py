@@ -7,13 +7,13 @@ from typing import Annotated
 
 import typer
 
-from app.access import load_token
 from app.commands.exits import Exit
 from app.commands.screen import Screen
 from app.listen import url_of
 from app.remote.attempts import Retry
 from app.remote.waiting import Client
 from app.settings import Settings
+from app.token import load_token
 
 Url = Annotated[
     str | None,

@@ -5,8 +5,8 @@ import re
 import typer
 from typer.cli import get_docs_for_click
 
-from app.cli import app
 from app.commands.exits import MEANINGS
+from app.commands.graft import app
 from docs.made.tables import table
 
 TITLE = "# Command line\n"

@@ -6,9 +6,9 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
-from app.access import is_loopback, load_token
 from app.main import create_app
 from app.settings import Settings
+from app.token import is_loopback, load_token
 from tests.fakes.admin import code, running
 
 pytestmark = pytest.mark.anyio

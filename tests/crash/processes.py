@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 _FORKED = multiprocessing.get_context("forkserver")
-_FORKED.set_forkserver_preload(["app.cli", "app.serve", "tests.fakes.engine"])
+_FORKED.set_forkserver_preload(["app.commands.graft", "app.main", "app.serve", "tests.fakes.engine"])
 
 
 class Process(ABC):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import pytest
 
 from app import cli
 from app.commands import serving
+from app.commands.exits import Exit
 from app.listen import listen
 from app.supported import RANGE, UnsupportedVllmError
 
@@ -58,10 +60,37 @@ def test_the_command_is_installed() -> None:
 def test_the_command_needs_neither_torch_nor_vllm() -> None:
     """Everything that the admin is made of imports without the engine's packages."""
     code = (
-        "import sys; import app.cli;"
+        "import sys; import app.commands.graft;"
         "print(sorted({'torch', 'vllm', 'transformers', 'safetensors'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
+
+
+def test_the_command_loads_no_server() -> None:
+    """What only a service is made of is not imported for the commands that talk to one."""
+    code = (
+        "import sys; import app.commands.graft;"
+        "print(sorted({'fastapi', 'starlette', 'uvicorn', 'prometheus_client'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
+
+
+def test_ctrl_c_while_the_command_is_imported(tmp_path: Path) -> None:
+    """An interrupt before any command has begun is status 130 and not a word, above all no traceback."""
+    slow = tmp_path / "typer"
+    slow.mkdir()
+    (slow / "__init__.py").write_text("import time; print('importing', flush=True); time.sleep(60)")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "app.cli", "--help"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=Path(cli.__file__).parents[1],
+    )
+    assert process.stdout is not None and process.stdout.readline() == b"importing\n"
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=60) == (b"", b"")
+    assert process.returncode == Exit.INTERRUPTED
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,9 @@ import httpx
 import pytest
 from typer.testing import CliRunner, Result
 
-from app.cli import COMMANDS, app
 from app.commands import talk
 from app.commands.exits import MEANINGS
+from app.commands.graft import COMMANDS, app
 from app.remote.attempts import Retry
 from app.remote.bodies import Body
 from app.remote.waiting import Client

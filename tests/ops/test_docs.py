@@ -11,7 +11,7 @@ import pytest
 import typer
 from prometheus_client.parser import text_string_to_metric_families
 
-from app.cli import app
+from app.commands.graft import app
 from app.main import create_app
 from app.metrics import Metrics
 from app.settings import Settings
