@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -24,7 +25,8 @@ QUIET_ROUTES = f"{PREFIX}/state,/health"
 """Asked every second; in vLLM's access log they would bury everything else."""
 OWNED_FLAGS = ("--model", "--host", "--port", "--worker-extension-cls")
 """vLLM's flags that Graft sets itself."""
-
+_PATH = re.compile(r"/|~|\.\.?(/|$)|[^/:]+/[^/]*/")
+"""What can be a path alone: names that vLLM looks up are `name` or `org/name`, or URLs of a storage."""
 
 _log = logging.getLogger(__name__)
 
@@ -71,12 +73,13 @@ def engine_command(
 ) -> EngineCommand:
     """The command line and environment that make a vLLM server Graft's engine.
 
-    Raises EngineStartError if `vllm_args` set what Graft sets.
+    Raises EngineStartError if `vllm_args` set what Graft sets, or if `model` is a path to no checkpoint.
     """
-    for argument in vllm_args:
-        flag = argument.partition("=")[0].replace("_", "-")
+    flags = [argument.partition("=")[0].replace("_", "-") for argument in vllm_args]
+    for flag in flags:
         if flag in OWNED_FLAGS:
             raise EngineStartError(f"{flag} is set by Graft: use the options of `graft serve` instead")
+    _check_model(model, config_elsewhere="--hf-config-path" in flags)
     # -P: folders named like Graft's modules in the user's working folder are not looked at.
     argv = [sys.executable, "-P", "-m", ENTRY, "--model", model, "--served-model-name", model]
     argv += ["--host", host, "--port", str(port), "--worker-extension-cls", EXTENSION]
@@ -84,6 +87,21 @@ def engine_command(
     if "--enforce-eager" not in vllm_args and not _compiler(environ):
         argv.append("--enforce-eager")
     return EngineCommand((*argv, *vllm_args), _environment(environ, secret_file, vllm), log)
+
+
+def _check_model(model: str, config_elsewhere: bool) -> None:
+    """What vLLM would find out only after half a minute. Names without a folder are vLLM's to look up.
+
+    Raises EngineStartError.
+    """
+    folder = Path(model)
+    if not folder.is_dir():
+        if _PATH.match(model):
+            raise EngineStartError(
+                f"there is no folder {model}: give a checkpoint's, or a name that vLLM knows"
+            )
+    elif not (config_elsewhere or (folder / "config.json").exists()):
+        raise EngineStartError(f"{model} is no checkpoint folder: it has no config.json")
 
 
 def _compiler(environ: Mapping[str, str]) -> str | None:

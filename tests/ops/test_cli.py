@@ -136,6 +136,14 @@ def test_an_unsupported_vllm_is_refused_at_start(graft: Graft, monkeypatch: pyte
     assert RANGE in ended.said
 
 
+def test_a_model_that_is_not_there_is_refused_at_once(graft: Graft, tmp_path: Path) -> None:
+    """No engine is started for a path that leads nowhere, and no state folder is made."""
+    ended = graft("serve", str(tmp_path / "model"), "--state-dir", str(tmp_path / "state"))
+    assert ended.status == 1
+    assert ended.said.startswith(f"graft: there is no folder {tmp_path / 'model'}")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_taken_ports_are_named_before_anything_starts(graft: Graft, tmp_path: Path) -> None:
     """Where the engine's or the admin's port is taken the command says so and starts no engine."""
     with listen("127.0.0.1", 0) as taken:

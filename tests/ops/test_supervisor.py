@@ -18,10 +18,13 @@ GPU = InstalledVllm("0.32.0", cpu=False)
 
 
 def _command(
-    *vllm_args: str, environ: Mapping[str, str] = os.environ, vllm: InstalledVllm = CPU
+    *vllm_args: str,
+    model: str = "some/model",
+    environ: Mapping[str, str] = os.environ,
+    vllm: InstalledVllm = CPU,
 ) -> EngineCommand:
     return engine_command(
-        "some/model",
+        model,
         host="127.0.0.1",
         port=8123,
         vllm_args=vllm_args,
@@ -66,6 +69,28 @@ def test_what_graft_sets_cannot_be_set_twice(argument: str) -> None:
     """Flags that would cut Graft off from its engine are refused, however they are spelled."""
     with pytest.raises(EngineStartError, match="set by Graft"):
         _command("--seed", "1", argument)
+
+
+@pytest.mark.parametrize("model", ["/no/model", "./model", "../model", "~/model", "a/b/model", "org/model/"])
+def test_a_path_to_nothing_is_refused(model: str) -> None:
+    """What can only be a path has to be that of a folder; vLLM would say so much later."""
+    with pytest.raises(EngineStartError, match=f"there is no folder {model}"):
+        _command(model=model)
+
+
+@pytest.mark.parametrize("model", ["model", "org/model", ".org/model", "s3://bucket/folder/model"])
+def test_names_are_vllms_to_look_up(model: str) -> None:
+    """Names of a hub and addresses of a storage are passed on, though no folder is called so."""
+    assert _value(_command(model=model).argv, "--model") == model
+
+
+def test_a_folder_without_a_config_is_refused(tmp_path: Path) -> None:
+    """No checkpoint, unless its config is said to be elsewhere."""
+    with pytest.raises(EngineStartError, match=r"has no config\.json"):
+        _command(model=str(tmp_path))
+    _command("--hf-config-path=elsewhere", model=str(tmp_path))
+    (tmp_path / "config.json").touch()
+    _command(model=str(tmp_path))
 
 
 @pytest.mark.parametrize(
