@@ -69,6 +69,7 @@ class Catalogue:
         self._stacks: dict[int, list[tuple[ExpertName, CheckpointTensor]]] = {}
         self._singles: dict[tuple[int, int | None], list[tuple[ExpertName, CheckpointTensor]]] = {}
         self._groups: dict[int, str] = {}
+        self._within: set[str] = set()
         for tensor in self._tensors:
             self._add_expert(tensor)
         self._layers = sorted(self._groups)
@@ -107,6 +108,10 @@ class Catalogue:
         """The refusal of names that the checkpoint lacks, each with the nearest known ones."""
         return unknown_names(names, self._nearest.to)
 
+    def within_expert(self, name: str) -> bool:
+        """Whether an expert's own upload calls a tensor so, without layer and expert."""
+        return canonical(name) in self._within
+
     def experts(self, layer: int, expert: int) -> ExpertLayout:
         """The tensors of one expert. Raises `unknown_expert`."""
         slots = [
@@ -144,6 +149,7 @@ class Catalogue:
             return
         if self._groups.setdefault(parts.layer, parts.group) != parts.group:
             return
+        self._within.update((parts.last, *STREAMING.get(parts.last, ())))
         if parts.expert is None:
             self._stacks.setdefault(parts.layer, []).append((parts, tensor))
         else:

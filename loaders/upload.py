@@ -164,10 +164,20 @@ def _draft_plain(header: Header, catalogue: Catalogue) -> list[Draft]:
     places = {name: catalogue.place(name) for name in header.entries}
     unknown = [name for name, place in places.items() if place is None]
     if unknown:
-        raise catalogue.unknown(unknown)
+        refusal = catalogue.unknown(unknown)
+        raise _meant_as_expert(refusal) if all(map(catalogue.within_expert, unknown)) else refusal
     drafts = [Draft(name, place, header.entries[name]) for name, place in places.items() if place is not None]
     refuse_any(Code.DUPLICATE_TENSOR, _duplicates(drafts))
     return drafts
+
+
+def _meant_as_expert(refusal: ProblemError) -> ProblemError:
+    """The refusal of names that say which tensors of an expert these are, but not of which expert."""
+    detail = (
+        "The tensors are named as those of one expert, which does not say of which: "
+        "PUT the file to experts/{layer}/{expert}, as `graft push-expert LAYER EXPERT FILE` does."
+    )
+    return ProblemError(refusal.code, detail, **refusal.members)
 
 
 def _duplicates(drafts: Sequence[Draft]) -> Iterator[Fault]:

@@ -211,6 +211,26 @@ def test_bad_plain_file(tmp_path: Path, tensors: dict[str, Tensor], code: Code) 
     assert refusal_of(lambda: check(tmp_path, body(tensors))).code is code
 
 
+@pytest.mark.parametrize(
+    ("model", "names", "meant"),
+    [
+        (gpt_oss(), ["down_proj", "gate_up_proj_bias"], True),
+        (gpt_oss(), [NORM, "w2_weight"], True),
+        (gpt_oss(), ["down_proj", "down"], False),
+        (mixtral(), ["w1.weight", "w2.weight", "w3.weight"], True),
+        (catalogue(tensor("model.layers.0.mlp.down_proj.weight", 4, 4)), ["down_proj.weight"], False),
+    ],
+)
+def test_an_expert_sent_as_a_plain_file(
+    tmp_path: Path, model: Catalogue, names: list[str], meant: bool
+) -> None:
+    """If all unknown names are an expert's own, the refusal says how one is sent; else it does not."""
+    refusal = refusal_of(lambda: check(tmp_path, body(dict.fromkeys(names, ones(4))), model))
+    assert refusal.code is Code.UNKNOWN_TENSOR
+    assert ("graft push-expert LAYER EXPERT FILE" in refusal.detail) is meant
+    assert refusal.members["count"] == len(set(names) - {NORM})
+
+
 def test_slices_of_two_experts(tmp_path: Path) -> None:
     """Two experts' slices of one stack do not collide."""
     content = body({_EXPERTS + "0.w2_bias": ones(4), _EXPERTS + "1.w2_bias": ones(4)})

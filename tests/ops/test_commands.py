@@ -256,6 +256,13 @@ def test_refusals_as_json_are_problem_documents(graft: Callable[..., Result], ex
     assert len(problem["errors"]) == 4
 
 
+def test_pushing_an_expert_as_a_file_says_how_it_is_done(graft: Callable[..., Result], expert: Path) -> None:
+    """The refusal of names without layer and expert points to the command that takes them."""
+    refused = graft("push", expert)
+    assert refused.exit_code == 4
+    assert "`graft push-expert LAYER EXPERT FILE`" in refused.stderr
+
+
 def test_a_token_is_sent(tmp_path: Path) -> None:
     """From a file or a variable; without it the command is refused with status 4."""
     (tmp_path / "token").write_text("secret\n")
