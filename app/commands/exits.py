@@ -21,7 +21,7 @@ class Exit(IntEnum):
 MEANINGS = {
     Exit.DONE: "done",
     Exit.FAILED: "a file, a checkpoint, the start of a service or something else on this machine failed",
-    Exit.USAGE: "wrong usage; after `probe`: something can't be updated",
+    Exit.USAGE: "wrong usage; after `probe`: something that the engine loads can't be updated",
     Exit.UNREACHABLE: "no Graft answers at the address",
     Exit.REFUSED: "what was asked for or sent is wrong, or not allowed",
     Exit.CONFLICT: "the version has moved on, another change is under way, or what was named has ended",

@@ -120,7 +120,7 @@ def probe(
 ) -> None:
     """Show how each tensor of a checkpoint would be updated, without serving it.
 
-    Needs the memory that serving it needs. Status 2 if something cannot be updated.
+    Needs the memory that serving it needs. Status 2 if something that the engine loads cannot be updated.
     """
     screen = Screen(as_json)
     try:
@@ -128,8 +128,8 @@ def probe(
     except (UnsupportedVllmError, ProbeError) as error:
         screen.stop(Exit.FAILED, str(error))
     screen.show(described, lambda: table(described))
-    unsupported = any(tensor.treatment is Treatment.UNSUPPORTED for tensor in described.tensors)
-    raise typer.Exit(2 if unsupported else 0)
+    fixed = any(one.treatment is Treatment.UNSUPPORTED and one.loaded for one in described.tensors)
+    raise typer.Exit(2 if fixed else 0)
 
 
 def health() -> None:

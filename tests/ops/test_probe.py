@@ -26,6 +26,7 @@ def tensor(
     reason: str | None = None,
     runtime_dtype: Dtype | None = None,
     tied_to: str | None = None,
+    loaded: bool = True,
 ) -> CheckpointTensor:
     return CheckpointTensor(
         name=name,
@@ -35,6 +36,7 @@ def tensor(
         reason=reason,
         runtime_dtype=runtime_dtype,
         tied_to=tied_to,
+        loaded=loaded,
     )
 
 
@@ -122,6 +124,13 @@ def test_an_unsupported_tensor_is_shown_with_its_reason(graft_probe: Probe) -> N
     found = described(tensor("a.weight", Treatment.UNSUPPORTED, reason="no probe is known for A"))
     status, out, _ = graft_probe(printing(found), "m")
     assert status == 2 and "no probe is known for A" in out
+
+
+def test_what_the_engine_does_not_load_is_no_failure(graft_probe: Probe) -> None:
+    """Tensors of the checkpoint that no engine of this kind would use are listed, and the status is 0."""
+    unused = tensor("g_idx", Treatment.UNSUPPORTED, reason="the engine does not load it", loaded=False)
+    status, out, _ = graft_probe(printing(described(tensor("a.weight"), unused)), "m")
+    assert status == 0 and "the engine does not load it" in out
 
 
 def test_a_load_that_fails_shows_its_end(graft_probe: Probe) -> None:
