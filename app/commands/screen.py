@@ -37,8 +37,8 @@ from app.remote.errors import (
 )
 from schemas.problems import ProblemError
 
-_WIDE = 200
-"""Columns where no terminal says how many there are."""
+_ENDLESS = 1 << 20
+"""Columns where there is no terminal: whoever reads a pipe reads lines, however long."""
 
 _KINDS: tuple[tuple[type[GraftError], Exit], ...] = (
     (AnswerLost, Exit.UNKNOWN),
@@ -62,7 +62,7 @@ class Screen:
         if self._as_json:
             typer.echo(result.model_dump_json())
             return
-        console = Console(markup=False, highlight=False, width=None if sys.stdout.isatty() else _WIDE)
+        console = Console(markup=False, highlight=False, width=None if sys.stdout.isatty() else _ENDLESS)
         console.print(shown(), soft_wrap=isinstance(shown, str))
 
     def note(self, text: str) -> None:

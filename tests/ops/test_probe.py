@@ -126,6 +126,15 @@ def test_an_unsupported_tensor_is_shown_with_its_reason(graft_probe: Probe) -> N
     assert status == 2 and "no probe is known for A" in out
 
 
+def test_a_pipe_gets_whole_lines(graft_probe: Probe) -> None:
+    """However long a reason is, its row stays one line where no terminal would cut it."""
+    long = tensor("a.weight", Treatment.UNSUPPORTED, reason="because " * 200)
+    _, out, _ = graft_probe(printing(described(long, tensor("b" * 5000))), "m")
+    (row,) = (line for line in out.splitlines() if line.strip(" │").startswith("a.weight"))
+    assert row.count("because") == 200
+    assert any("b" * 5000 in line for line in out.splitlines())
+
+
 def test_what_the_engine_does_not_load_is_no_failure(graft_probe: Probe) -> None:
     """Tensors of the checkpoint that no engine of this kind would use are listed, and the status is 0."""
     unused = tensor("g_idx", Treatment.UNSUPPORTED, reason="the engine does not load it", loaded=False)
