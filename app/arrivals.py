@@ -5,6 +5,7 @@ import json
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from http import HTTPStatus
 
 from starlette.responses import Response
@@ -78,7 +79,8 @@ class Arrival:
             self._tell(state=state, **members)
 
     def _tell(self, **members: object) -> None:
-        self._event = self._event.model_copy(update={"received": self._received, **members})
+        now = {"at": datetime.now(UTC), "received": self._received, **members}
+        self._event = self._event.model_copy(update=now)
         self._feed.publish(self._event)
 
 

@@ -90,7 +90,10 @@ _ENTRY = {
     "nbytes": _RECEIPT.nbytes,
     "timing": _RECEIPT.timing,
 }
-EVENT = 'id: 5b1f0c9e-17\nevent: baseline\ndata: {"type":"baseline","name":"good","version":"7"}\n\n'
+EVENT = (
+    "id: 5b1f0c9e-17\nevent: baseline\n"
+    'data: {"at":"2026-01-02T03:04:06Z","type":"baseline","name":"good","version":"7"}\n\n'
+)
 """What a stream of events looks like."""
 _BASELINE = versions.Baseline(name="good", version=7, created_at=_ENDED)
 _ENGINE = status.EngineStatus(

@@ -87,15 +87,14 @@ class Lookout:
         seen = self._seen
         if seen is None or _timeless(seen[0]) != _timeless(engine):
             self._feed.publish(engine)
-        if seen is None or seen[1] != storage:
+        if seen is None or seen[1].storage != storage.storage:
             self._feed.publish(storage)
         self._seen = (engine, storage)
         return self._seen
 
 
 def _timeless(event: EngineEvent) -> EngineEvent:
-    """Without the seconds that a start takes, which are no news."""
-    if event.engine.progress is None:
-        return event
-    progress = event.engine.progress.model_copy(update={"elapsed_s": None})
-    return event.model_copy(update={"engine": event.engine.model_copy(update={"progress": progress})})
+    """Without when it was seen, and the seconds that a start takes, which are no news."""
+    progress = event.engine.progress and event.engine.progress.model_copy(update={"elapsed_s": None})
+    engine = event.engine.model_copy(update={"progress": progress})
+    return event.model_copy(update={"at": None, "engine": engine})

@@ -1,6 +1,6 @@
 """What `GET /v1/events` tells. Every event says how something stands, not what changed of it."""
 
-from datetime import datetime
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Annotated, Literal
 
@@ -14,20 +14,31 @@ from schemas.transactions import State
 from schemas.versions import VersionEntry
 
 
-class ResetEvent(Output):
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+class Happening(Output):
+    """What all events say."""
+
+    at: datetime = Field(default_factory=_now)
+    """When it happened, or was seen."""
+
+
+class ResetEvent(Happening):
     """Nothing is told of what came before: read the state anew, and follow on from here."""
 
     type: Literal["reset"] = "reset"
 
 
-class VersionEvent(Output):
+class VersionEvent(Happening):
     """A commit, rollback or reload is done; its version is the current one."""
 
     type: Literal["version"] = "version"
     version: VersionEntry
 
 
-class BaselineEvent(Output):
+class BaselineEvent(Happening):
     """A name stands for a version now; none: it is gone."""
 
     type: Literal["baseline"] = "baseline"
@@ -35,7 +46,7 @@ class BaselineEvent(Output):
     version: Version | None
 
 
-class TransactionEvent(Output):
+class TransactionEvent(Happening):
     """A transaction was opened, changed or has ended; `GET /v1/transactions/{id}` has all of it."""
 
     type: Literal["transaction"] = "transaction"
@@ -59,7 +70,7 @@ class UploadState(StrEnum):
     REFUSED = "refused"
 
 
-class UploadEvent(Output):
+class UploadEvent(Happening):
     """A body is arriving, or was accepted or refused; some of them a second while it arrives."""
 
     type: Literal["upload"] = "upload"
@@ -77,7 +88,7 @@ class UploadEvent(Output):
     """Why it was refused; none if another release has refused it for a reason that this one does not know."""
 
 
-class OperationEvent(Output):
+class OperationEvent(Happening):
     """An operation began, came further or ended; without its receipt, which `GET /v1/operations/{id}` has."""
 
     type: Literal["operation"] = "operation"
@@ -86,7 +97,7 @@ class OperationEvent(Output):
     """What came of it, if it is done and changed something."""
 
 
-class EngineEvent(Output):
+class EngineEvent(Happening):
     """The engine is seen otherwise than before."""
 
     type: Literal["engine"] = "engine"
@@ -95,7 +106,7 @@ class EngineEvent(Output):
     engine: EngineStatus
 
 
-class StorageEvent(Output):
+class StorageEvent(Happening):
     """Bytes that are in use have changed."""
 
     type: Literal["storage"] = "storage"

@@ -1,6 +1,7 @@
 """What a person wants to see of the stream of events, in lines."""
 
 from collections.abc import Iterator
+from datetime import datetime
 
 from rich.filesize import decimal
 
@@ -20,6 +21,9 @@ from schemas.events import (
 from schemas.operations import OperationState
 from schemas.transactions import State
 from schemas.versions import VersionEntry
+
+Line = tuple[datetime, str]
+"""When something happened, and what."""
 
 _UNDER_WAY = frozenset({State.OPEN, State.PREPARING, State.PREPARED, State.COMMITTING})
 
@@ -42,28 +46,28 @@ class News:
         self._begun: set[str] = set()
         """Transactions and operations under way."""
 
-    def lines(self, event: Event) -> Iterator[str]:
+    def lines(self, event: Event) -> Iterator[Line]:
         """What there is to say of the next event. Raises Refused."""
         if isinstance(event, ResetEvent):
             self._behind = True
             self._begun.clear()
         if self._behind:
-            yield from self._state()
+            yield from self._state(event.at)
         match event:
             case VersionEvent() if not self._behind:  # else it will be read
                 yield from self._next(event.version)
             case BaselineEvent():
-                yield f"baseline     {event.name}: {_now(event.version)}"
+                yield event.at, f"baseline     {event.name}: {_now(event.version)}"
             case TransactionEvent():
                 yield from self._transaction(event)
             case OperationEvent():
                 yield from self._operation(event)
             case UploadEvent(state=UploadState.REFUSED):
-                yield f"upload       {_place(event)}: refused, {event.code}"
+                yield event.at, f"upload       {_place(event)}: refused, {event.code}"
             case EngineEvent():
                 yield from self._seen(event)
 
-    def _state(self) -> Iterator[str]:
+    def _state(self, at: datetime) -> Iterator[Line]:
         try:
             status = self._client.status()
             history = self._client.versions()
@@ -75,38 +79,39 @@ class News:
         for entry in history.versions:
             yield from self._next(entry)
         self._engine = ""
-        yield from self._seen(EngineEvent(writable=status.writable, busy=status.busy, engine=status.engine))
+        seen = EngineEvent(at=at, writable=status.writable, busy=status.busy, engine=status.engine)
+        yield from self._seen(seen)
 
-    def _next(self, entry: VersionEntry) -> Iterator[str]:
+    def _next(self, entry: VersionEntry) -> Iterator[Line]:
         if self._version is None or entry.version > self._version:
             self._version = entry.version
-            yield f"version      {_version(entry)}"
+            yield entry.created_at, f"version      {_version(entry)}"
 
-    def _seen(self, event: EngineEvent) -> Iterator[str]:
+    def _seen(self, event: EngineEvent) -> Iterator[Line]:
         line = f"engine       {_engine(event)}"
         if line != self._engine:
             self._engine = line
-            yield line
+            yield event.at, line
 
-    def _transaction(self, event: TransactionEvent) -> Iterator[str]:
+    def _transaction(self, event: TransactionEvent) -> Iterator[Line]:
         what = event.id + (f", {event.label}" if event.label else "")
         if event.state not in _UNDER_WAY:
             self._begun.discard(event.id)
-            yield f"transaction  {what}: {event.state}{_outcome(event)}"
+            yield event.at, f"transaction  {what}: {event.state}{_outcome(event)}"
         elif event.id not in self._begun:
             self._begun.add(event.id)
             if event.state is State.OPEN:
-                yield f"transaction  {what}: opened"
+                yield event.at, f"transaction  {what}: opened"
 
-    def _operation(self, event: OperationEvent) -> Iterator[str]:
+    def _operation(self, event: OperationEvent) -> Iterator[Line]:
         operation = event.operation
         what = f"{operation.kind} {operation.id}"
         if operation.state is not OperationState.RUNNING:
             self._begun.discard(operation.id)
-            yield f"operation    {what}: {operation.state}{_outcome(event)}"
+            yield event.at, f"operation    {what}: {operation.state}{_outcome(event)}"
         elif operation.id not in self._begun:
             self._begun.add(operation.id)
-            yield f"operation    {what}: begun"
+            yield event.at, f"operation    {what}: begun"
 
 
 def _now(version: int | None) -> str:

@@ -68,15 +68,16 @@ def versions_table(versions: VersionList) -> Table:
     for one in versions.versions:
         mark = "*" if one.version == versions.current else ""
         held = "yes" if one.held else "no"
-        cells = (_time(one.created_at), _on(one), one.label or "", held, ", ".join(one.baselines))
+        cells = (time_text(one.created_at), _on(one), one.label or "", held, ", ".join(one.baselines))
         table.add_row(f"{one.version}{mark}", str(one.kind), *cells)
     return table
 
 
 def version_text(version: VersionDetail) -> str:
     """One version with its receipt."""
+    made = time_text(version.created_at)
     return lines(
-        f"version {version.version}: {version.kind} of {_time(version.created_at)} {_on(version)}".rstrip(),
+        f"version {version.version}: {version.kind} of {made} {_on(version)}".rstrip(),
         f"label {version.label}" if version.label else None,
         f"{'can' if version.held else 'can not'} be gone back to",
         f"baselines {', '.join(version.baselines)}" if version.baselines else None,
@@ -107,7 +108,7 @@ def transaction_text(transaction: Transaction) -> str:
     return lines(
         f"transaction {transaction.id}: {transaction.state}"
         + (f", {transaction.label}" if transaction.label else ""),
-        f"  expires {_time(transaction.expires_at)}, {decimal(transaction.nbytes)} uploaded",
+        f"  expires {time_text(transaction.expires_at)}, {decimal(transaction.nbytes)} uploaded",
         *_uploads(transaction.uploads),
         f"  {problem.code}: {problem.detail}" if problem else None,
         receipt_text(transaction.receipt) if transaction.receipt else None,
@@ -126,6 +127,11 @@ def operation_text(operation: Operation) -> str:
         f"  {problem.code}: {problem.detail}" if problem else None,
         receipt_text(operation.receipt) if operation.receipt else None,
     )
+
+
+def time_text(moment: datetime) -> str:
+    """By the clock and calendar of whoever reads it."""
+    return moment.astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
 def _uploads(uploads: Iterable[Upload]) -> list[str]:
@@ -153,10 +159,6 @@ def _on(version: VersionEntry) -> str:
 
 def _room(room: Room) -> str:
     return f"{decimal(room.used)} of {decimal(room.budget)}"
-
-
-def _time(moment: datetime) -> str:
-    return moment.astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
 def _table(*columns: str) -> Table:

@@ -1,7 +1,6 @@
 """`graft watch`: what happens to the service, line by line."""
 
 from collections.abc import Iterable, Iterator
-from datetime import datetime
 from functools import partial
 
 import typer
@@ -9,6 +8,7 @@ import typer
 from app.commands.news import News
 from app.commands.screen import Screen
 from app.commands.talk import AsJson, TokenFile, Url, talking
+from app.commands.texts import time_text
 from app.remote.errors import Unreachable
 from app.remote.events import Told
 from app.remote.waiting import Client
@@ -29,8 +29,8 @@ def watch(url: Url = None, token_file: TokenFile = None, as_json: AsJson = False
 def _lines(client: Client, stream: Iterable[Told]) -> Iterator[str]:
     news = News(client)
     for told in stream:
-        for line in news.lines(told.event):
-            yield f"{datetime.now().astimezone():%H:%M:%S}  {line}"
+        for at, line in news.lines(told.event):
+            yield f"{time_text(at)}  {line}"
 
 
 def _connection(screen: Screen, trouble: Unreachable | None) -> None:

@@ -11,8 +11,8 @@ from schemas.events import Event
 INTRODUCTION = """# Events
 
 What `GET /v1/events` tells; [how to follow it](../how-to/events.md). The name of an event is also the
-`type` in its data. Every event says how something stands, not what changed of it. New types and new
-members may be added.
+`type` in its data; `at` is when it happened. Every event says how something stands, not what changed of
+it. New types and new members may be added.
 
 """
 

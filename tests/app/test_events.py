@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import httpx
@@ -100,6 +101,21 @@ async def test_a_body_is_told_while_it_arrives(tmp_path: Path) -> None:
         assert received == sorted(received)
         assert 0 < received[1] < received[-1]
         assert reader.of("upload")[-1]["code"] == "client_gone"
+
+
+async def test_events_say_when_they_happened(tmp_path: Path) -> None:
+    """Each has a time of its own, in their order and with its zone, that a later reader gets as well."""
+    async with running(tmp_path) as admin, served(admin) as port, reading(port) as reader:
+        await admin.commit()
+        await reader.until("version")
+        told = [datetime.fromisoformat(one["at"]) for one in reader.events]
+        assert told == sorted(told)
+        assert len(set(told)) == len(told)
+        assert told[-1] <= datetime.now(UTC)
+        async with reading(port, after=reader.ids[0]) as again:
+            await again.until("version")
+            shared = min(len(again.events), len(reader.events) - 1)
+            assert again.events[:shared] == reader.events[1 : 1 + shared]
 
 
 async def test_engine_and_budgets_are_told_when_they_change(tmp_path: Path) -> None:

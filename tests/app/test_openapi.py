@@ -1,5 +1,6 @@
 """The schema tells the truth about what the routes take and answer."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -7,10 +8,12 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
+from pydantic import TypeAdapter
 
 from app.bodies import JsonRoute, UploadRoute
 from app.main import create_app
 from app.settings import Settings
+from schemas.events import Event
 from schemas.problems import Code
 from tests.fakes.admin import OCTETS, code, expert_body, running
 
@@ -220,3 +223,18 @@ async def test_what_is_answered_is_what_was_promised(tmp_path: Path) -> None:
             promised = paths[template][method]["responses"].get(str(answer.status_code))
             assert promised, (method, path, answer.text)
             assert code(answer) in promised["content"][PROBLEM]["examples"], (method, path)
+
+
+def test_every_event_has_a_time(schema: Json) -> None:
+    """Readers can count on it, in the models as in the example of a stream."""
+    for reference in schema["components"]["schemas"]["Event"]["oneOf"]:
+        model = schema["components"]["schemas"][reference["$ref"].rpartition("/")[2]]
+        assert "at" in model["required"]
+        assert (model["properties"]["at"]["type"], model["properties"]["at"]["format"]) == (
+            "string",
+            "date-time",
+        )
+    stream = schema["paths"]["/v1/events"]["get"]["responses"]["200"]["content"]["text/event-stream"]
+    data = stream["example"].partition("data: ")[2]
+    adapter: TypeAdapter[Event] = TypeAdapter(Event)
+    assert adapter.dump_python(adapter.validate_json(data), mode="json") == json.loads(data)

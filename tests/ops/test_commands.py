@@ -451,7 +451,8 @@ def test_watching(
 ) -> None:
     """The current version and the engine first; then a line for each thing that happens, of every kind."""
     watching = watch(service)
-    watching.until("version      0: base", "engine       writable")
+    began = service.admin.service.ledger.get(0).created_at.astimezone()
+    watching.until(f"{began:%Y-%m-%d %H:%M:%S}  version      0: base", "engine       writable")
     graft("push", q_proj, "--label", "mine")
     watching.until(
         ": opened",
@@ -479,7 +480,7 @@ def test_watching(
     watching.until("engine       writable")
     assert watching.end() == "graft: interrupted\n"
     assert not any("receiving" in line or "accepted" in line for line in watching.said)
-    told = [line.split(maxsplit=1)[1] for line in watching.said]  # without the time
+    told = [line.split(maxsplit=2)[2] for line in watching.said]  # without date and time
     assert [line for line in told if told.count(line) > 1] == ["engine       writable"] * 2
 
 

@@ -1,6 +1,6 @@
 """`graft watch`'s lines, where a real service seldom leads."""
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
 from app.commands.news import News
@@ -42,10 +42,10 @@ class Service:
         return VersionList(ledger=self.ledger, current=latest, versions=tuple(self.versions_))
 
 
-def entry(version: int) -> VersionEntry:
+def entry(version: int, created_at: datetime = NOW) -> VersionEntry:
     """A version of which nothing else is known."""
     kind = VersionKind.COMMIT if version else VersionKind.BASE
-    return VersionEntry(version=version, kind=kind, created_at=NOW, held=True, undo_nbytes=0)
+    return VersionEntry(version=version, kind=kind, created_at=created_at, held=True, undo_nbytes=0)
 
 
 def transaction(state: State, **members: Any) -> TransactionEvent:
@@ -57,7 +57,7 @@ def transaction(state: State, **members: Any) -> TransactionEvent:
 def said(service: Service, *events: Event) -> list[str]:
     """All lines, without the columns' width."""
     news = News(cast(Client, service))
-    return [" ".join(line.split()) for event in events for line in news.lines(event)]
+    return [" ".join(line.split()) for event in events for _, line in news.lines(event)]
 
 
 def test_a_state_that_could_not_be_read_is_read_with_the_next_event() -> None:
@@ -69,7 +69,7 @@ def test_a_state_that_could_not_be_read_is_read_with_the_next_event() -> None:
     assert list(news.lines(ResetEvent())) == []
     assert list(news.lines(VersionEvent(version=entry(1)))) == []
     service.answers = True
-    lines = [" ".join(line.split()) for line in news.lines(VersionEvent(version=entry(1)))]
+    lines = [" ".join(line.split()) for _, line in news.lines(VersionEvent(version=entry(1)))]
     assert lines == ["version 1: commit", "engine writable"]
 
 
@@ -80,7 +80,18 @@ def test_a_history_that_begins_anew_is_not_taken_for_the_old_one() -> None:
     news = News(cast(Client, service))
     list(news.lines(ResetEvent()))
     service.ledger, service.versions_ = "b", [entry(0)]
-    assert [line.split()[1] for line in news.lines(ResetEvent())] == ["0:", "writable"]
+    assert [line.split()[1] for _, line in news.lines(ResetEvent())] == ["0:", "writable"]
+
+
+def test_each_line_has_the_time_of_what_it_says() -> None:
+    """Not when it was heard of: a version's own time, also if it is read after a reset; else the event's."""
+    service = Service()
+    long_ago, reset, later = (NOW - timedelta(days=days) for days in (3, 2, 1))
+    service.versions_ = [entry(0, long_ago)]
+    news = News(cast(Client, service))
+    events: tuple[Event, ...] = (ResetEvent(at=reset), transaction(State.OPEN, at=later))
+    said = [(at, line.split()[0]) for event in events for at, line in news.lines(event)]
+    assert said == [(long_ago, "version"), (reset, "engine"), (later, "transaction")]
 
 
 def test_each_step_is_said_once() -> None:
