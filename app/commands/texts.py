@@ -91,6 +91,7 @@ def receipt_text(receipt: Receipt) -> str:
     back = f", the weights of {receipt.restores}" if receipt.restores is not None else ""
     timing, caches = receipt.timing, ", ".join(f"{name} {what}" for name, what in receipt.caches.items())
     paused = timing.pause_ms + timing.apply_ms + timing.resume_ms
+    idle = receipt.restores is not None and receipt.nbytes.written == 0
     return lines(
         f"version {receipt.version} on {receipt.base_version}{back}: {receipt.tensors} tensors {of}"
         f"on {len(receipt.ranks)} ranks",
@@ -98,6 +99,7 @@ def receipt_text(receipt: Receipt) -> str:
         f"  prepared in {timing.prepare_ms:.0f} ms, paused {paused:.0f} ms",
         f"  requests {receipt.in_flight}; caches: {caches}",
         *_uploads(receipt.uploads),
+        f"  nothing differed: the engine ran the weights of {receipt.restores} already" if idle else None,
         f"  {receipt.note}" if receipt.note else None,
     )
 

@@ -106,6 +106,14 @@ def test_pushing_an_expert_and_going_back(graft: Callable[..., Result], expert: 
     assert "label x" in graft("show", 1).stdout
 
 
+def test_a_rollback_that_changes_nothing_says_so(graft: Callable[..., Result], expert: Path) -> None:
+    """Going back to what is served is a version without a difference; going back further is not."""
+    graft("push-expert", 1, 2, expert)
+    assert "nothing differed: the engine ran the weights of 1 already" in graft("rollback", 1).stdout
+    assert "nothing differed" in graft("show", 2).stdout
+    assert "nothing differed" not in graft("rollback", 0).stdout
+
+
 def test_a_part_of_an_expert_has_to_be_meant(graft: Callable[..., Result], tmp_path: Path) -> None:
     """What is missing is listed; --partial sends it nevertheless."""
     whole = parse(expert_body(3))
