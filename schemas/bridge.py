@@ -209,6 +209,7 @@ class RankState(Output):
     """Version (as text) → bytes held to step back from it to the one before."""
     undo_nbytes: int
     prepared_nbytes: int
+    """Bytes of what is prepared, and until the next change is, of what the last one has replaced."""
 
 
 class EngineState(Output):

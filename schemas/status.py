@@ -35,6 +35,7 @@ class RankStatus(Output):
     prepared: int
     undo_nbytes: int
     prepared_nbytes: int
+    """Bytes of what is prepared, and until the next change is, of what the last one has replaced."""
 
 
 class EngineStatus(Output):

@@ -1,6 +1,7 @@
 """Rebuilding: derived tensors and handles made anew from patched parameters, ready to go live."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import torch
 from vllm._custom_ops import CPUDNNLGEMMHandler
@@ -38,6 +39,15 @@ class Spare:
             require_same_shape(live, spare)
         for live, spare in pairs:
             swap(live, spare)
+
+    def back(self, old: Mapping[str, Move]) -> "Spare":
+        """What undoes this one, which went live: the handles that it holds since, and `old` by target."""
+        return replace(self, tensors=tuple(old[move.target] for move in self.tensors))
+
+    @property
+    def held_nbytes(self) -> int:
+        """Bytes that keeping it takes."""
+        return self.nbytes + sum(move.held_nbytes for move in self.tensors)
 
     @property
     def nbytes(self) -> int:

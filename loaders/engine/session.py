@@ -3,7 +3,7 @@
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -18,11 +18,12 @@ from loaders.engine.digests import Digests, Touched
 from loaders.engine.failpoints import Failpoints
 from loaders.engine.hands import Hands
 from loaders.engine.job import MainThread
-from loaders.engine.move import Move, compacted, digest_of, landed, storage_of
+from loaders.engine.move import Move, digest_of, landed, storage_of
+from loaders.engine.past import Past
 from loaders.engine.planner import Plan, plan
 from loaders.engine.prepared import Applied, Prepared, taken
 from loaders.engine.readback import ReadPart, write_part
-from loaders.engine.rebuild import Rebuilder
+from loaders.engine.rebuild import Rebuilder, Spare
 from loaders.engine.shards import Shards
 from loaders.engine.ties import require_equal
 from loaders.engine.workshop import Workshop
@@ -69,7 +70,7 @@ class Session:
         self._failpoints = Failpoints(rank)
         self._hands = Hands()
         self._prepared: dict[str, Prepared] = {}
-        self._undo: dict[int, list[Move]] = {}
+        self._past = Past(self._site_of)
         self._applied: Applied | None = None
         self._reading = threading.Lock()
 
@@ -92,9 +93,7 @@ class Session:
         )
         require_equal(self.atlas, made.sites, made.moves)
         validated = time.perf_counter()
-        sites = list(made.sites.values())
-        self._rebuilder.ensure_shards(sites, main)
-        spares = self._rebuilder.spares(made.moves, sites, main)
+        spares = self._spares(request, made, main)
         moves = [*made.moves, *(move for spare in spares for move in spare.tensors)]
         prepared = Prepared(
             request.key,
@@ -113,6 +112,17 @@ class Session:
         self._prepared[request.key] = prepared
         return self._report(request.nonce, prepared, validate_ms=1e3 * (validated - started))
 
+    def _spares(self, request: PrepareRequest, made: Plan, main: MainThread) -> Sequence[Spare]:
+        """What is made from the touched parameters, as it will be."""
+        if request.restore is not None:
+            ready = self._past.spares(request.base_version, request.restore)
+            if ready is not None:
+                return ready
+        self._past.make_room()
+        sites = list(made.sites.values())
+        self._rebuilder.ensure_shards(sites, main)
+        return self._rebuilder.spares(made.moves, sites, main)
+
     def _undo_of(self, moves: list[Move], most: int | None) -> tuple[Move, ...]:
         """What the moves will overwrite.
 
@@ -125,7 +135,7 @@ class Session:
         return taken(moves, self.atlas.targets)
 
     def _kept_nbytes(self, moves: Iterable[Move]) -> int:
-        """Bytes of undo; what is derived needs none, as it is made anew from the parameters."""
+        """Bytes of undo; what is derived counts with what is prepared."""
         return sum(move.held_nbytes for move in moves if move.target in self._site_of)
 
     def _restore(self, version: int) -> Plan:
@@ -133,11 +143,7 @@ class Session:
 
         Raises ProblemError if some of it is not held.
         """
-        steps = range(self.version, version, -1)
-        missing = [step for step in steps if step not in self._undo]
-        if version > self.version or missing:
-            raise ProblemError(Code.VERSION_NOT_HELD, f"undo of versions {missing} is not held")
-        moves = compacted([move for step in steps for move in self._undo[step]])
+        moves = self._past.back(self.version, version)
         sites: dict[str, Site] = {}
         for move in moves:
             site = self._site_of[move.target]
@@ -180,10 +186,7 @@ class Session:
                 self._revert(applied)
                 raise
             if prepared.undo is not None:
-                # What is derived is made anew from the parameters, also on the way back.
-                self._undo[request.version] = compacted(
-                    [move for move in applied.undo() if move.target in self._site_of]
-                )
+                self._past.add(request.version, applied)
             self.version = request.version
             self._applied = applied
         return self._report(request.nonce, prepared, apply_ms=1e3 * (time.perf_counter() - started))
@@ -198,7 +201,7 @@ class Session:
             return
         with self._writing(applied.prepared):
             self._revert(applied)
-            del self._undo[self.version]
+            self._past.take_back(self.version)
             self.version = applied.prepared.base_version
             self._applied = None
 
@@ -242,15 +245,14 @@ class Session:
 
     def forget(self, versions: tuple[int, ...]) -> None:
         """Drop the undo of these versions."""
-        for version in versions:
-            self._undo.pop(version, None)
+        self._past.forget(versions)
 
     # -- reading -------------------------------------------------------------------
 
     def state(self) -> RankState:
         """Versions and bytes held."""
         prepared = dict(self._prepared)  # jobs add to it in threads of their own
-        undo = {str(version): sum(m.held_nbytes for m in moves) for version, moves in self._undo.items()}
+        undo = {str(version): nbytes for version, nbytes in self._past.nbytes().items()}
         return RankState(
             rank=self.rank,
             boot=self.boot,
@@ -258,7 +260,7 @@ class Session:
             prepared=tuple(prepared),
             undo=undo,
             undo_nbytes=sum(undo.values()),
-            prepared_nbytes=sum(one.held_nbytes for one in prepared.values()),
+            prepared_nbytes=sum(one.held_nbytes for one in prepared.values()) + self._past.replaced_nbytes,
         )
 
     def digests(self, prefix: str, main: MainThread) -> tuple[int, RankDigests]:

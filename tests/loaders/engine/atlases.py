@@ -69,6 +69,7 @@ class Hand:
             gapped={},
             ties={},
             shared={},
+            closures={},
         )
 
 

@@ -38,23 +38,25 @@ class NoRebuilds:
         return []
 
 
-def make(hand: Hand, rank: int = 0) -> Any:
+def make(hand: Any, rank: int = 0, rebuilder: Any = None) -> Any:
     """A session without an engine: everything but its atlas and rebuilder is real."""
     from loaders.engine.digests import Digests, Touched
+    from loaders.engine.past import Past
     from loaders.engine.session import Session
 
     session = Session.__new__(Session)
+    closures = hand.atlas.closures.values()
     session.rank, session.boot, session.version = rank, "boot", 0
     session.atlas = hand.atlas
-    session.atlas.closures = {}
     session._site_of = {target: site for site in hand.sites.values() for target, _ in site.places()}  # type: ignore[misc]
-    session._derived_in = {}
-    session._rebuilder = NoRebuilds()  # type: ignore[assignment]
+    session._derived_in = {c.target(path): c.name for c in closures for path in c.kind.derived}
+    session._rebuilder = rebuilder or NoRebuilds()
     session._touched = Touched()
     session._digests = Digests(session.atlas, None, session._touched)  # type: ignore[arg-type]
     session._failpoints = Failpoints(rank)
     session._hands = Hands()
-    session._prepared, session._undo, session._applied = {}, {}, None
+    session._past = Past(session._site_of)
+    session._prepared, session._applied = {}, None
     session._reading = threading.Lock()
     return session
 
@@ -71,8 +73,8 @@ def session(hand: Hand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def prepare(session: Any, folder: Path, value: float, key: str = "k", **options: Any) -> Any:
-    uploads: tuple[Any, ...] = ()
-    if "restore" not in options:
+    uploads: tuple[Any, ...] = options.pop("uploads", ())
+    if "restore" not in options and not uploads:
         body = Body(folder / f"body-{key}")
         body.write("w", torch.full((2,), value), torch.tensor([1, 5]))
         uploads = (body.staged(),)
