@@ -1,7 +1,7 @@
 """Starting: what Graft learns of a gpt-oss-120b before it may be changed.
 
-Twin and trace are of its real shapes, on meta. Kinds are proved on real tensors, of their real shapes but
-for the vocabulary: proving that of 201,088 takes 12 GB beside the model, which not every machine has left.
+Twin and trace are of its real shapes, on meta. Kinds are proved on real tensors of their real shapes, one
+after the other; that of the vocabulary's takes 11 GB.
 """
 
 import multiprocessing
@@ -9,7 +9,6 @@ import os
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
 from torch import nn
@@ -24,45 +23,40 @@ from loaders.engine.twin import build_twin
 from loaders.engine.workshop import Workshop
 
 FIRST_S, SECOND_S = 60.0, 2.0
-VOCAB = 16384
-"""Where kinds are proved."""
 
 
 class Start:
     """One start: twin, trace and kinds; a second twin stands for the live model, whose memory is not here."""
 
-    def __init__(self, folder: Path, proved: Path) -> None:
-        """Folders of the checkpoint, and of the one whose kinds are proved."""
-        self._config, self._small = configured(folder), configured(proved)
+    def __init__(self, folder: Path) -> None:
+        """Folder of the checkpoint."""
+        self._config = configured(folder)
         self._checkpoint = Checkpoint.open(folder)
-        self._live, self._small_live = (
-            build_twin(config, nn.Module()) for config in (self._config, self._small)
-        )
+        self._live = build_twin(self._config, nn.Module())
         self.steps: dict[str, float] = {}
 
     def run(self) -> None:
         """Note how long each step took."""
         twin: list[nn.Module] = []
         traced: list[Traced] = []
-        workshop = Workshop(self._small)
-        small = build_twin(self._small, self._small_live)
+        workshop = Workshop(self._config)
         self.steps["twin"] = seconds(lambda: twin.append(build_twin(self._config, self._live)))
         self.steps["trace"] = seconds(lambda: traced.append(trace(twin[0], self._checkpoint)))
-        self.steps["kinds"] = seconds(lambda: closures_of(self._small, workshop, self._small_live, small))
+        self.steps["kinds"] = seconds(lambda: closures_of(self._config, workshop, self._live, twin[0]))
         if traced[0].refused or not all(traced[0].regions.get(name) for name in self._checkpoint.tensors):
             raise RuntimeError(f"not all tensors could be followed: {traced[0].refused}")
 
 
-def _run(folder: Path, proved: Path) -> dict[str, float]:
-    start = Start(folder, proved)
+def _run(folder: Path) -> dict[str, float]:
+    start = Start(folder)
     start.run()
     return start.steps
 
 
-def _in_a_new_process(folder: Path, proved: Path) -> dict[str, float]:
+def _in_a_new_process(folder: Path) -> dict[str, float]:
     """Seconds of each step, where nothing is known yet but what the cache on disk holds."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(_run, folder, proved).result()
+        return pool.submit(_run, folder).result()
 
 
 def _figure(steps: dict[str, float]) -> str:
@@ -74,14 +68,13 @@ def measure(names: list[str]) -> Iterator[Row]:
     """The row of this module."""
     with tempfile.TemporaryDirectory() as folder:
         os.environ["GRAFT_CACHE_DIR"] = f"{folder}/cache"  # empty, whatever the user's holds
-        folders = Path(folder) / "model", Path(folder) / "small"
-        for path, size in zip(folders, (GPT_OSS_120B, replace(GPT_OSS_120B, vocab=VOCAB)), strict=True):
-            write_folder(path, size)
-        first, second = (_in_a_new_process(*folders) for _ in range(2))
+        model = Path(folder) / "model"
+        write_folder(model, GPT_OSS_120B)
+        first, second = (_in_a_new_process(model) for _ in range(2))
     first_s, second_s = sum(first.values()), sum(second.values())
     yield Row(
         names[0],
-        f"twin and trace of a bf16 gpt-oss-120b on meta, proofs of its kinds ({VOCAB:,} tokens)",
+        "twin and trace of a bf16 gpt-oss-120b on meta, proofs of its kinds",
         f"{FIRST_S:g} s, {SECOND_S:g} s: the share that is used up",
         max(first_s / FIRST_S, second_s / SECOND_S),
         Sense.AT_MOST,

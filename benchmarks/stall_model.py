@@ -120,8 +120,6 @@ def _row(name: str, found: Stalls, nbytes: int, back: Condition) -> Row:
     )
     sense = Sense.AT_LEAST
     limit = (
-        "what is left of the stall is writing itself, in memory that answers one cache line after the "
-        "other; a rollback prepares while its request waits, and the longest piece of vLLM's own repacking "
-        "that then runs between two steps (of one linear layer) can be longer than that."
+        "what is left of the stall is writing itself, in memory that answers one cache line after the other."
     )
     return Row(name, WHAT[name], AGAINST, vllm / ours, sense, TARGETS[name], figures, (back,), limit)

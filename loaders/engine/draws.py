@@ -1,7 +1,11 @@
 """Draws: random values of parameters, to prove on what processing does to them."""
 
+from collections.abc import Callable
+
 import torch
 
+_PIECE = 1 << 18
+"""Elements that are drawn at once: what that takes stays in the processor's cache."""
 _INDICES = ("idx",)
 """Ends of names of integers that kernels index scales with: any number might lead out of memory."""
 
@@ -19,9 +23,11 @@ def ordinary(
         # From 1/64 to 30: no scale is negative, and formats without a sign for it drop one.
         return torch.randint(0x08, 0x60, shape, generator=generator, dtype=torch.uint8).view(dtype)
     if dtype.is_floating_point and dtype.itemsize > 1:
-        return torch.randn(shape, generator=generator, dtype=torch.float32).to(dtype)
+        return _drawn(shape, dtype, lambda count: torch.randn(count, generator=generator))
     if dtype.is_floating_point:
         raw = torch.randint(0, 100, shape, generator=generator, dtype=torch.uint8)
+        if "scale" in name:
+            return raw.view(dtype)
         # Both signs; none of these is NaN.
         return (raw | torch.randint(0, 2, shape, generator=generator, dtype=torch.uint8) << 7).view(dtype)
     if dtype is torch.bool or name.endswith(_INDICES):
@@ -37,10 +43,30 @@ def strange(
     """Any bits that are a finite number, tiny and huge ones alike; of a scale, one that is not negative."""
     if dtype is torch.bool or (not dtype.is_floating_point and name.endswith(_INDICES)):
         return ordinary(generator, name, shape, dtype)
-    raw = torch.randint(0, 256, (*shape, dtype.itemsize), generator=generator, dtype=torch.uint8)
-    value = raw.view(dtype).reshape(shape)
-    if not dtype.is_floating_point:
+    value = _drawn(shape, dtype, lambda count: _finite(_bits(generator, count, dtype)))
+    if "scale" not in name or not dtype.is_floating_point:
         return value
-    wide = value.to(torch.float64)
-    value = torch.where(wide.isfinite(), wide, 0.0).to(dtype)
-    return value.to(torch.float64).abs().to(dtype) if "scale" in name else value
+    return value.to(torch.float64).abs().to(dtype)
+
+
+def _drawn(shape: tuple[int, ...], dtype: torch.dtype, draw: Callable[[int], torch.Tensor]) -> torch.Tensor:
+    """A tensor of what `draw` returns of so many elements, piece by piece."""
+    value = torch.empty(shape, dtype=dtype)
+    for piece in value.view(-1).split(_PIECE):
+        piece.copy_(draw(piece.numel()))
+    return value
+
+
+def _bits(generator: torch.Generator, count: int, dtype: torch.dtype) -> torch.Tensor:
+    """Any bits, [count], drawn by 64."""
+    nbytes = count * dtype.itemsize
+    words = torch.randint(-(2**63), 2**63 - 1, (-(-nbytes // 8),), generator=generator)
+    return words.view(torch.uint8)[:nbytes].view(dtype)
+
+
+def _finite(value: torch.Tensor) -> torch.Tensor:
+    """The numbers, with 0 instead of those that are none or infinite."""
+    if not value.dtype.is_floating_point:
+        return value
+    wide = value.to(torch.float64) if value.itemsize == 1 else value  # torch asks no smaller ones
+    return torch.where(wide.isfinite(), wide, 0.0).to(value.dtype)

@@ -8,31 +8,25 @@ every tensor and in the outputs of the kernels.
 
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
-from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 
 from loaders.engine.dependents import Assembly, collect_processed
 from loaders.engine.draws import ordinary, strange
+from loaders.engine.few import alone, experts_learned, small
 from loaders.engine.handles import keep, swap
 from loaders.engine.layout import Layout
 from loaders.engine.move import Move, Scatter, bits_of, same_bits
 from loaders.engine.nature import nature
-from loaders.engine.private import private_copy
 from loaders.engine.spot import Spot, identity, learn_spots
 from loaders.engine.state import ModuleState, is_dense, span
-from loaders.engine.workshop import NoProbe, Probe, Values, Workshop, local_experts, quant_method
+from loaders.engine.workshop import NoProbe, Probe, Values, Workshop, quant_method
 from schemas.model import Treatment
 
 _log = logging.getLogger(__name__)
-
-_EXPERTS_LEARNED = 2
-"""Enough experts to see that all are treated alike."""
-_COUNTS = frozenset({"num_experts", "num_local_experts", "local_num_experts", "global_num_experts"})
-"""Where vLLM's layers of experts keep how many there are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +106,10 @@ class _Bench:
 
     def __init__(self, workshop: Workshop, twin: Assembly) -> None:
         self._workshop = workshop
-        self._experts = _learned_experts(twin.module)
-        self._twin = _alone(twin, self._experts)
+        self._experts = experts_learned(twin.module)
+        self._twin = alone(twin, self._experts)
         self._shapes = {
-            name: (_small(tuple(p.shape), twin.module, self._experts), p.dtype)
+            name: (small(tuple(p.shape), twin.module, self._experts), p.dtype)
             for name, p in own_parameters(twin.module).items()
         }
         self._probe: Probe = workshop.probe(twin.module, self._experts or None)
@@ -124,6 +118,12 @@ class _Bench:
     def learn(self) -> Kind:
         """Raises ValueError if the state of a processed module cannot be told."""
         old, new = self._random(), self._random()
+        spots, seen = self._seen(old, new)  # the copies that were looked at are gone: they may take gigabytes
+        proved = {name: self._prove(name, spots[name], seen.derived, old, new) for name in self._shapes}
+        return replace(seen, parameters=proved)
+
+    def _seen(self, old: Values, new: Values) -> tuple[dict[str, list[Spot]], Kind]:
+        """Where processing puts the elements of each parameter, and what else is known without a proof."""
         state, others = self._state(self._processed(old)), [self._state(self._processed(new))]
         extreme = self._strange()
         after = self._processed_strange(extreme)
@@ -132,15 +132,8 @@ class _Bench:
         spots = self._spots(old, moving)
         for name, found in spots.items():
             spots[name] = _standing(found, extreme[name], after.tensors) if after else []
-        derived = _derived(moving, spots)
-        parameters = {name: self._prove(name, spots[name], derived, old, new) for name in self._shapes}
-        return Kind(
-            parameters,
-            tuple(state.handles),
-            {path: tensor.dtype for path, tensor in state.tensors.items()},
-            state.sharing(),
-            derived,
-        )
+        tensors = {path: tensor.dtype for path, tensor in state.tensors.items()}
+        return spots, Kind({}, tuple(state.handles), tensors, state.sharing(), _derived(moving, spots))
 
     def _processed(self, values: Values) -> Assembly:
         return self._workshop.processed(self._twin, {name: value.clone() for name, value in values.items()})
@@ -266,16 +259,21 @@ class _Bench:
 
 def _standing(spots: list[Spot], value: torch.Tensor, tensors: Values) -> list[Spot]:
     """The spots, if values stand there as codes did: processing may change some values and not others."""
-    elements = torch.arange(value.numel())
     wanted = bits_of(value.view(-1))
     for spot in spots:
         bits = bits_of(span(tensors[spot.path]).cpu()) if spot.path in tensors else wanted[:0]
-        positions = spot.positions(elements)
-        if positions.numel() and int(positions.max()) >= bits.numel():
-            return []
-        if not same_bits(bits[positions], wanted):
+        if not same_bits(_found(spot, bits, value.numel()), wanted):
             return []
     return spots
+
+
+def _found(spot: Spot, bits: torch.Tensor, numel: int) -> torch.Tensor:
+    """Where a parameter of so many elements would stand in `bits`; nothing if some of it is beyond."""
+    if spot.is_identity:
+        return bits
+    positions = spot.positions(torch.arange(numel))
+    beyond = numel > 0 and int(positions.max()) >= bits.numel()
+    return bits[:0] if beyond else bits[positions]
 
 
 def _derived(moving: Values, spots: dict[str, list[Spot]]) -> tuple[str, ...]:
@@ -286,31 +284,6 @@ def _derived(moving: Values, spots: dict[str, list[Spot]]) -> tuple[str, ...]:
     lost = not all(spots.values())
     settled = {spot.path for found in spots.values() for spot in found if spot.is_identity or not lost}
     return tuple(path for path in moving if path not in settled)
-
-
-def _alone(twin: Assembly, experts: int) -> Assembly:
-    """The twin with as few experts, numbered from 0, as the small copies that are learned on."""
-    if not experts:
-        return twin
-    numbers: torch.Tensor | None = getattr(twin.module, "_expert_map", None)
-    instead = {}
-    if numbers is not None:
-        instead[id(numbers)] = torch.arange(experts, dtype=numbers.dtype, device=numbers.device)
-    module: Any = private_copy(twin.module, instead)
-    for owner in (module, module.moe_config):
-        for name in _COUNTS & vars(owner).keys():
-            setattr(owner, name, experts)
-    return Assembly(module, twin.dependents)
-
-
-def _learned_experts(twin: nn.Module) -> int:
-    return min(_EXPERTS_LEARNED, local_experts(twin)) if isinstance(twin, RoutedExperts) else 0
-
-
-def _small(shape: tuple[int, ...], twin: nn.Module, experts: int) -> tuple[int, ...]:
-    if experts and shape and isinstance(twin, RoutedExperts) and shape[0] == local_experts(twin):
-        return (experts, *shape[1:])
-    return shape
 
 
 def _equal(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
