@@ -7,6 +7,7 @@ const ROOMS = [
   ["undo", "Undo, per rank"],
   ["kept", "Uploads of versions"],
 ];
+const PROVED = new Map([[true, "found right by their digests"], [false, "replayed; there was nothing to compare them with"]]);
 const LIVE = new Set(["open", "preparing", "prepared", "committing"]);
 const RECENT = 5;
 
@@ -21,6 +22,7 @@ export function showEngine({ engine, writable, busy }) {
     ["Quantisation", engine.model?.quantization],
     ["Parallel", layout && (split.join(", ") || "one rank")],
     ["vLLM", engine.vllm_version],
+    ["Weights", PROVED.get(engine.proved)],
     ["Address", engine.url],
   ];
   byId("engine").replaceChildren(...facts.filter(([, text]) => text).flatMap(([name, text]) => [make("dt", {}, name), make("dd", {}, text)]));

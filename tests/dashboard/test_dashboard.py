@@ -198,6 +198,7 @@ async def test_a_restart_of_the_service_is_got_over(tmp_path: Path) -> None:
                 await board.commit(4, 5)
                 await board.page.locator("[aria-label='layer 4, expert 5: version 2']").wait_for()
                 assert await board.page.evaluate("window.same") is True
+                await board.shows("found right by their digests", "#engine")
                 board.admin.service.feed.close()
 
 
