@@ -86,6 +86,8 @@ def test_ctrl_c_while_the_command_is_imported(tmp_path: Path) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         cwd=Path(cli.__file__).parents[1],
+        # A suite that runs in the background of a shell ignores it, and its children would too.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert process.stdout is not None and process.stdout.readline() == b"importing\n"
     process.send_signal(signal.SIGINT)
