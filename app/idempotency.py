@@ -32,6 +32,7 @@ _TRY_AGAIN = frozenset(
         Code.UNDO_BUDGET,
         Code.BLOB_BUDGET,
         Code.DISK_FULL,
+        Code.ENGINE_MEMORY,
         Code.BASE_CHANGED,
         Code.LEDGER_DAMAGED,
         Code.VERSION_LOST,

@@ -117,6 +117,7 @@ COMMIT = (
     Code.UNDO_BUDGET,
     Code.BLOB_BUDGET,
     Code.DISK_FULL,
+    Code.ENGINE_MEMORY,
     Code.TENSOR_UNSUPPORTED,
     Code.TIED_TENSOR,
     *UNREADY,

@@ -80,6 +80,7 @@ class Code(StrEnum):
     UNDO_BUDGET = "undo_budget"
     BLOB_BUDGET = "blob_budget"
     DISK_FULL = "disk_full"
+    ENGINE_MEMORY = "engine_memory"
     # what the engine did
     NOT_SUPPORTED = "not_supported"
     ENGINE_UNAVAILABLE = "engine_unavailable"
@@ -157,6 +158,7 @@ STATUS: dict[Code, tuple[int, str]] = {
     Code.UNDO_BUDGET: (507, "The budget for undo bytes is used up"),
     Code.BLOB_BUDGET: (507, "The budget for the uploads of committed versions is used up"),
     Code.DISK_FULL: (507, "The disk is full"),
+    Code.ENGINE_MEMORY: (507, "The engine's machine has too little memory for this"),
     Code.NOT_SUPPORTED: (422, "This is not supported"),
     Code.ENGINE_UNAVAILABLE: (503, "The engine does not answer"),
     Code.RECOVERING: (503, "The engine is being brought to the current version"),

@@ -1,5 +1,6 @@
 """From checked uploads to moves: checkpoint coordinates mapped to this rank's targets."""
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
@@ -22,6 +23,8 @@ from schemas.bridge import StagedUpload, TensorWrite
 if TYPE_CHECKING:
     from loaders.engine.atlas import Atlas, Site
 
+_POSITION_NBYTES = 4
+"""Of a single element's position, unless the tensor is larger than such can tell."""
 _PIECE = 1 << 18
 """Single elements that are mapped at once: what that takes stays in the processor's cache."""
 
@@ -51,6 +54,28 @@ def plan(atlas: "Atlas", uploads: tuple[StagedUpload, ...]) -> Plan:
         for write in upload.writes:
             planner.add(staged, write)
     return planner.finish()
+
+
+def values_nbytes(atlas: "Atlas", uploads: tuple[StagedUpload, ...]) -> int:
+    """Bytes that this rank's part of the values takes when it is planned, at least.
+
+    O(writes), without a look at a file. Of experts' slices a rank is taken to have as much as of the tensor.
+    """
+    sent: Counter[tuple[str, bool]] = Counter()
+    for write in (write for upload in uploads for write in upload.writes):
+        sent[write.tensor, write.indices is not None] += write.values.nbytes
+    return sum(_held(atlas, tensor, single, nbytes) for (tensor, single), nbytes in sent.items())
+
+
+def _held(atlas: "Atlas", tensor: str, single: bool, nbytes: int) -> int:
+    """Of so many bytes of values, what this rank's take in the dtype that it runs, and their positions."""
+    base, regions = atlas.checkpoint.tensors[tensor], atlas.regions[tensor]
+    position = _POSITION_NBYTES if single else 0
+    shares = (
+        nbytes * region.map.src.numel * (region.dst_dtype.itemsize + position) // region.src_dtype.itemsize
+        for region in regions
+    )
+    return sum(shares) // max(base.numel, 1)
 
 
 class _Planner:

@@ -52,7 +52,12 @@ class Spare:
     @property
     def nbytes(self) -> int:
         """Bytes that the packed weights take, about."""
-        return sum(int(h.n * h.k) for h in self.handles.values()) * _itemsize(self.closure)
+        return _packed_nbytes(self.closure, self.handles)
+
+
+def _packed_nbytes(closure: Closure, handles: Mapping[str, CPUDNNLGEMMHandler]) -> int:
+    """Bytes that the packed weights of a closure take, about."""
+    return sum(int(handle.n * handle.k) for handle in handles.values()) * _itemsize(closure)
 
 
 def _itemsize(closure: Closure) -> int:
@@ -81,6 +86,15 @@ class Rebuilder:
         for move in moves:
             by_target.setdefault(move.target, []).append(move)
         return [self._spare(self._atlas.closures[name], by_target, main) for name in names]
+
+    def spare_nbytes(self, touched: list[Site]) -> int:
+        """Bytes that the spares of the closures that the sites feed take, about: as many as what is live."""
+        closures = [
+            self._atlas.closures[name] for name in {name for site in touched for name in site.rebuilds}
+        ]
+        derived = (one.state.tensors[path] for one in closures for path in one.kind.derived)
+        packed = sum(_packed_nbytes(one, one.state.handles) for one in closures)
+        return packed + sum(tensor.numel() * tensor.element_size() for tensor in derived)
 
     def ensure_shards(self, touched: list[Site], main: MainThread) -> None:
         """Build the shards of all closures that the sites feed, checked against the live handles.

@@ -20,10 +20,11 @@ from loaders.engine.hands import Hands
 from loaders.engine.job import MainThread
 from loaders.engine.move import Move, digest_of, landed, storage_of
 from loaders.engine.past import Past
-from loaders.engine.planner import Plan, plan
+from loaders.engine.planner import Plan, plan, values_nbytes
 from loaders.engine.prepared import Applied, Prepared, taken
 from loaders.engine.readback import ReadPart, write_part
 from loaders.engine.rebuild import Rebuilder, Spare
+from loaders.engine.room import Room
 from loaders.engine.shards import Shards
 from loaders.engine.ties import require_equal
 from loaders.engine.workshop import Workshop
@@ -69,6 +70,7 @@ class Session:
         self._digests = Digests(self.atlas, workshop, self._touched)
         self._failpoints = Failpoints(rank)
         self._hands = Hands()
+        self._room = Room.of(vllm_config.parallel_config)
         self._prepared: dict[str, Prepared] = {}
         self._past = Past(self._site_of)
         self._applied: Applied | None = None
@@ -86,11 +88,7 @@ class Session:
         if request.base_version != self.version:
             raise ProblemError(Code.VERSION_MOVED, f"rank {self.rank} is at version {self.version}")
         started = time.perf_counter()
-        made = (
-            self._restore(request.restore)
-            if request.restore is not None
-            else plan(self.atlas, request.uploads)
-        )
+        made = self._restore(request.restore) if request.restore is not None else self._plan(request)
         require_equal(self.atlas, made.sites, made.moves)
         validated = time.perf_counter()
         spares = self._spares(request, made, main)
@@ -112,6 +110,10 @@ class Session:
         self._prepared[request.key] = prepared
         return self._report(request.nonce, prepared, validate_ms=1e3 * (validated - started))
 
+    def _plan(self, request: PrepareRequest) -> Plan:
+        self._room.require(values_nbytes(self.atlas, request.uploads), "What was uploaded")
+        return plan(self.atlas, request.uploads)
+
     def _spares(self, request: PrepareRequest, made: Plan, main: MainThread) -> Sequence[Spare]:
         """What is made from the touched parameters, as it will be."""
         if request.restore is not None:
@@ -120,18 +122,21 @@ class Session:
                 return ready
         self._past.make_room()
         sites = list(made.sites.values())
+        self._room.require(self._rebuilder.spare_nbytes(sites), "What is made anew")
         self._rebuilder.ensure_shards(sites, main)
         return self._rebuilder.spares(made.moves, sites, main)
 
     def _undo_of(self, moves: list[Move], most: int | None) -> tuple[Move, ...]:
         """What the moves will overwrite.
 
-        Raises ProblemError `undo_budget` if that takes more than `most` bytes, before it takes any.
+        Raises ProblemError before it takes any: `undo_budget` if that would be more than `most` bytes,
+        `engine_memory` if more than there are.
         """
         needed = self._kept_nbytes(moves)
         if most is not None and needed > most:
             detail = f"{needed} bytes of undo are needed; there is room for {max(most, 0)}."
             raise ProblemError(Code.UNDO_BUDGET, detail)
+        self._room.require(sum(move.nbytes for move in moves), "The undo")
         return taken(moves, self.atlas.targets)
 
     def _kept_nbytes(self, moves: Iterable[Move]) -> int:

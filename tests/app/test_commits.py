@@ -204,6 +204,7 @@ async def test_an_engine_that_restarts_before_a_commit_is_unavailable(tmp_path: 
     ("errors", "expected"),
     [
         ({0: Code.UNDO_BUDGET, 1: Code.UNDO_BUDGET}, "undo_budget"),
+        ({1: Code.ENGINE_MEMORY}, "engine_memory"),
         ({1: Code.TENSOR_UNSUPPORTED}, "tensor_unsupported"),
         ({1: Code.INTERNAL}, "prepare_failed"),
         ({0: Code.UNDO_BUDGET, 1: Code.INTERNAL}, "prepare_failed"),

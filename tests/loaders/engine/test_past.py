@@ -36,6 +36,10 @@ class Life:
     def ensure_shards(self, touched: Any, main: Any) -> None:
         self.rank.rebuilder.ensure_shards(touched, MAIN)
 
+    def spare_nbytes(self, touched: Any) -> int:
+        found: int = self.rank.rebuilder.spare_nbytes(touched)
+        return found
+
     def spares(self, moves: Any, touched: Any, main: Any) -> Any:
         self.made += 1
         return self.rank.rebuilder.spares(moves, touched, MAIN)

@@ -2,6 +2,7 @@
 
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from loaders.engine.failpoints import Failpoints
 from loaders.engine.hands import Hands
 from loaders.engine.move import Move, compacted, digest_of
-from loaders.engine.planner import plan
+from loaders.engine.planner import plan, values_nbytes
 from loaders.engine.prepared import Applied, Prepared, taken
 from loaders.engine.readback import gather
 from loaders.engine.spot import Spot, identity
@@ -342,3 +343,21 @@ def test_a_cast_tensor_is_rounded_as_the_loader_does(tmp_path: Path, sparse: boo
     assert gather(hand.atlas, ReadTensor(name="x", tensor="w"), out) == 4
     assert torch.equal(out, rounded)
     assert not hand.regions["w"][0].lossless
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_values_take_is_known_before_they_are_read(tmp_path: Path, dtype: torch.dtype) -> None:
+    """A rank's part alone, as it runs; single elements have positions; no file is looked at."""
+    hand = Hand()
+    hand.add_tensor("w", (4, 6), Dtype.F32)
+    hand.add_tensor("elsewhere", (4, 6), Dtype.F32)
+    whole, part = torch.empty(4, 6), torch.empty(2, 6)
+    hand.add_region("w", "p", whole[1:3], part, torch.float32)
+    hand.regions["w"] = tuple(replace(region, dst_dtype=dtype) for region in hand.regions["w"])
+    body = Body(tmp_path / "body")
+    body.write("w", whole)
+    body.write("w", torch.zeros(8), torch.arange(8))
+    body.write("elsewhere", whole)
+    upload = body.staged()
+    body.path.unlink()
+    assert values_nbytes(hand.atlas, (upload,)) == 12 * dtype.itemsize + 4 * (dtype.itemsize + 4)

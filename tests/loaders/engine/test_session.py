@@ -34,6 +34,9 @@ class NoRebuilds:
     def ensure_shards(self, touched: Any, main: Any) -> None:
         return
 
+    def spare_nbytes(self, touched: Any) -> int:
+        return 0
+
     def spares(self, moves: Any, touched: Any, main: Any) -> list[Any]:
         return []
 
@@ -42,6 +45,7 @@ def make(hand: Any, rank: int = 0, rebuilder: Any = None) -> Any:
     """A session without an engine: everything but its atlas and rebuilder is real."""
     from loaders.engine.digests import Digests, Touched
     from loaders.engine.past import Past
+    from loaders.engine.room import Room
     from loaders.engine.session import Session
 
     session = Session.__new__(Session)
@@ -55,6 +59,7 @@ def make(hand: Any, rank: int = 0, rebuilder: Any = None) -> Any:
     session._digests = Digests(session.atlas, None, session._touched)  # type: ignore[arg-type]
     session._failpoints = Failpoints(rank)
     session._hands = Hands()
+    session._room = Room(1)
     session._past = Past(session._site_of)
     session._prepared, session._applied = {}, None
     session._reading = threading.Lock()
