@@ -31,11 +31,11 @@ class Past:
 
     def add(self, version: int, applied: Applied) -> None:
         """Keep what leads back from `version`, which `applied` has made."""
-        undo = applied.undo()
-        self._undo[version] = compacted([move for move in undo if move.target in self._parameters])
-        old = {move.target: move for move in undo if move.target not in self._parameters}
-        spares = tuple(spare.back(old) for spare in applied.prepared.spares)
-        self._replaced = _Replaced(version, spares)
+        self._undo[version] = compacted([move for move in applied.undo() if move.target in self._parameters])
+        prepared = applied.prepared
+        # Of each move its own: what is derived may stand where a parameter of its name stood.
+        old = dict(zip(map(id, prepared.moves), prepared.undo or (), strict=True))
+        self._replaced = _Replaced(version, tuple(spare.back(old) for spare in prepared.spares))
 
     def take_back(self, version: int) -> None:
         """`version` has never been."""

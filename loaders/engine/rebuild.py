@@ -40,9 +40,12 @@ class Spare:
         for live, spare in pairs:
             swap(live, spare)
 
-    def back(self, old: Mapping[str, Move]) -> "Spare":
-        """What undoes this one, which went live: the handles that it holds since, and `old` by target."""
-        return replace(self, tensors=tuple(old[move.target] for move in self.tensors))
+    def back(self, undo: Mapping[int, Move]) -> "Spare":
+        """What undoes this one, which went live: the handles that it holds since, and what its moves overwrote.
+
+        `undo` has the undo of every move by its `id`.
+        """
+        return replace(self, tensors=tuple(undo[id(move)] for move in self.tensors))
 
     @property
     def held_nbytes(self) -> int:

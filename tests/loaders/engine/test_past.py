@@ -11,19 +11,19 @@ import torch
 from schemas.bridge import CommitRequest
 from schemas.problems import Code, ProblemError
 from tests.loaders.engine.atlases import Body
-from tests.loaders.engine.test_rebuild import MAIN, NAME, Rank, handled, outputs, same, sums
+from tests.loaders.engine.test_rebuild import MAIN, NAME, Rank, beside, handled, outputs, same, sums
 from tests.loaders.engine.test_session import apply, make, prepare
 
 pytestmark = pytest.mark.vllm
 
 
-@pytest.fixture(params=[handled, sums], ids=["handle", "derived"])
+@pytest.fixture(params=[handled, sums, beside], ids=["handle", "derived", "derived and moved"])
 def rank(request: pytest.FixtureRequest, tmp_path: Path) -> Rank:
-    """A layer that runs from a handle, and one that runs from a derived tensor."""
+    """A layer that runs from a handle, from a derived tensor, from one that a parameter is moved into too."""
     from tests.loaders.engine import layers
 
     method: Callable[[Any], Any] = request.param
-    return Rank(layers, lambda: method(layers), tmp_path)
+    return Rank(layers, lambda: method(layers), tmp_path, other=method is beside)
 
 
 class Life:
@@ -46,7 +46,8 @@ class Life:
 
     def prepare(self, value: float, key: str = "k") -> None:
         body = Body(self.folder / f"body-{key}")
-        body.write(NAME, torch.full((2,), value), torch.tensor([1, 8]))
+        for name in self.rank.base:
+            body.write(name, torch.full((2,), value), torch.tensor([1, 8]))
         prepare(self.session, self.folder, 0.0, key, uploads=(body.staged(),))
 
     def commit(self, value: float) -> None:

@@ -122,6 +122,16 @@ def doubled(made: Layers) -> Any:
     return made.Method(process, lambda layer, x: x @ layer.twice)
 
 
+def beside(made: Layers) -> Any:
+    """The weight rounded; the other one only turned, which may as well be derived from both."""
+
+    def process(layer: Any) -> None:
+        layer.turned, layer.low = layer.other.t().contiguous(), layer.weight.bfloat16()
+        layer.weight = layer.other = None
+
+    return made.Method(process, lambda layer, x: x @ layer.turned + x @ layer.low.float().t())
+
+
 def handled(made: Layers) -> Any:
     """vLLM's own float32 linear: a oneDNN handle."""
     from vllm.model_executor.layers.linear import UnquantizedLinearMethod
@@ -169,14 +179,7 @@ def test_a_rebuilt_layer_equals_a_fresh_one_and_comes_back(
 def test_a_parameter_that_is_moved_beside_one_that_is_rebuilt(made: Layers, tmp_path: Path) -> None:
     """It has a shard, for the rebuilds to come; that is made when it is first read or changed."""
 
-    def process(layer: Any) -> None:
-        layer.turned, layer.low = layer.other.t().contiguous(), layer.weight.bfloat16()
-        layer.weight = layer.other = None
-
-    def method() -> Any:
-        return made.Method(process, lambda layer, x: x @ layer.turned + x @ layer.low.float().t())
-
-    rank = Rank(made, method, tmp_path, other=True)
+    rank = Rank(made, lambda: beside(made), tmp_path, other=True)
     treatments = {tensor.name: tensor.treatment for tensor in rank.atlas.catalogue}
     assert treatments == {NAME: Treatment.REBUILT, OTHER: Treatment.DIRECT}
     site, values = rank.atlas.sites[OTHER], bits_of(torch.full((2,), 7.0))
