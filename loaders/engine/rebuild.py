@@ -41,7 +41,7 @@ class Spare:
             swap(live, spare)
 
     def back(self, undo: Mapping[int, Move]) -> "Spare":
-        """What undoes this one, which went live: the handles that it holds since, and what its moves overwrote.
+        """What undoes this one, which went live: the handles that it holds since, and what moves overwrote.
 
         `undo` has the undo of every move by its `id`.
         """

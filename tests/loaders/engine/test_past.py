@@ -11,7 +11,7 @@ import torch
 from schemas.bridge import CommitRequest
 from schemas.problems import Code, ProblemError
 from tests.loaders.engine.atlases import Body
-from tests.loaders.engine.test_rebuild import MAIN, NAME, Rank, beside, handled, outputs, same, sums
+from tests.loaders.engine.test_rebuild import MAIN, Rank, beside, handled, outputs, same, sums
 from tests.loaders.engine.test_session import apply, make, prepare
 
 pytestmark = pytest.mark.vllm
