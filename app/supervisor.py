@@ -25,6 +25,8 @@ QUIET_ROUTES = f"{PREFIX}/state,/health"
 """Asked every second; in vLLM's access log they would bury everything else."""
 OWNED_FLAGS = ("--model", "--host", "--port", "--worker-extension-cls")
 """vLLM's flags that Graft sets itself."""
+_CONFIGS = ("config.json", "params.json")
+"""What vLLM reads a model's shape from: Hugging Face's, Mistral's own."""
 _PATH = re.compile(r"/|~|\.\.?(/|$)|[^/:]+/[^/]*/")
 """What can be a path alone: names that vLLM looks up are `name` or `org/name`, or URLs of a storage."""
 
@@ -100,8 +102,8 @@ def _check_model(model: str, config_elsewhere: bool) -> None:
             raise EngineStartError(
                 f"there is no folder {model}: give a checkpoint's, or a name that vLLM knows"
             )
-    elif not (config_elsewhere or (folder / "config.json").exists()):
-        raise EngineStartError(f"{model} is no checkpoint folder: it has no config.json")
+    elif not (config_elsewhere or any((folder / name).exists() for name in _CONFIGS)):
+        raise EngineStartError(f"{model} is no checkpoint folder: it has no {' or '.join(_CONFIGS)}")
 
 
 def _compiler(environ: Mapping[str, str]) -> str | None:

@@ -39,13 +39,16 @@ class Past:
 
     def take_back(self, version: int) -> None:
         """`version` has never been."""
-        del self._undo[version]
+        self._undo.pop(version, None)  # there is none of a replay
         self._replaced = None
 
     def forget(self, versions: tuple[int, ...]) -> None:
-        """Drop the undo of these versions."""
+        """Drop what leads back from these versions."""
         for version in versions:
             self._undo.pop(version, None)
+        replaced = self._replaced
+        if replaced is not None and replaced.version in versions:
+            self._replaced = None
 
     def back(self, now: int, version: int) -> list[Move]:
         """The moves that lead from version `now` to an earlier one.

@@ -1,6 +1,5 @@
 """From checked uploads to moves: checkpoint coordinates mapped to this rank's targets."""
 
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
@@ -59,23 +58,49 @@ def plan(atlas: "Atlas", uploads: tuple[StagedUpload, ...]) -> Plan:
 def values_nbytes(atlas: "Atlas", uploads: tuple[StagedUpload, ...]) -> int:
     """Bytes that this rank's part of the values takes when it is planned, at least.
 
-    O(writes), without a look at a file. Of experts' slices a rank is taken to have as much as of the tensor.
+    No file is looked at. What is sent whole twice may be staged once, and single elements on top of it.
     """
-    sent: Counter[tuple[str, bool]] = Counter()
-    for write in (write for upload in uploads for write in upload.writes):
-        sent[write.tensor, write.indices is not None] += write.values.nbytes
-    return sum(_held(atlas, tensor, single, nbytes) for (tensor, single), nbytes in sent.items())
-
-
-def _held(atlas: "Atlas", tensor: str, single: bool, nbytes: int) -> int:
-    """Of so many bytes of values, what this rank's take in the dtype that it runs, and their positions."""
-    base, regions = atlas.checkpoint.tensors[tensor], atlas.regions[tensor]
-    position = _POSITION_NBYTES if single else 0
-    shares = (
-        nbytes * region.map.src.numel * (region.dst_dtype.itemsize + position) // region.src_dtype.itemsize
-        for region in regions
+    writes = [write for upload in uploads for write in upload.writes]
+    dense = {(write.tensor, write.expert): write for write in writes if write.indices is None}
+    apart = [one for one in dense.values() if one.expert is None or (one.tensor, None) not in dense]
+    staged = [found for write in apart for found in _here(atlas, write)]
+    parameters = {region.parameter for region, _ in staged}
+    single = (write for write in writes if write.indices is not None)
+    return sum(here * region.dst_dtype.itemsize for region, here in staged) + sum(
+        _single_nbytes(atlas, write, parameters) for write in single
     )
-    return sum(shares) // max(base.numel, 1)
+
+
+def _single_nbytes(atlas: "Atlas", write: TensorWrite, staged: set[str]) -> int:
+    """Of values and positions, unless a staged parameter takes them.
+
+    All elements that this rank does not have may be among those that were sent.
+    """
+    _, length = _range(atlas, write)
+    return sum(
+        max(0, write.values.nbytes // region.src_dtype.itemsize - (length - here))
+        * (region.dst_dtype.itemsize + _POSITION_NBYTES)
+        for region, here in _here(atlas, write)
+        if region.parameter not in staged
+    )
+
+
+def _here(atlas: "Atlas", write: TensorWrite) -> Iterator[tuple[Region, int]]:
+    """Regions that have some of what the write is about, and how many elements."""
+    begin, length = _range(atlas, write)
+    for region in atlas.regions[write.tensor]:
+        src = region.map.src
+        if src.offset < begin + length and begin < src.end:
+            part = region.map.within(begin, length)
+            if part is not None:
+                yield region, part.src.numel
+
+
+def _range(atlas: "Atlas", write: TensorWrite) -> tuple[int, int]:
+    """First position in the checkpoint tensor that the write is about, and how many."""
+    base = atlas.checkpoint.tensors[write.tensor]
+    length = base.numel // (base.shape[0] if write.expert is not None else 1)
+    return (write.expert or 0) * length, length
 
 
 class _Planner:
@@ -103,7 +128,7 @@ class _Planner:
         return Plan(self._canvases.moves(), self._sites, len(self._tensors), self._elements)
 
     def _sparse(self, write: TensorWrite, indices: torch.Tensor, values: torch.Tensor) -> None:
-        begin, length = self._range(write)
+        begin, length = _range(self._atlas, write)
         regions = self._atlas.regions[write.tensor]
         if len(regions) > 1:
             # In order, the elements of a region are found without a look at all the others.
@@ -130,7 +155,7 @@ class _Planner:
                     self._canvases.put(scattered(target, found))
 
     def _dense(self, write: TensorWrite, values: torch.Tensor) -> None:
-        begin, length = self._range(write)
+        begin, length = _range(self._atlas, write)
         _require(values.numel() == length, f"{write.tensor}: {length} values")
         for region in self._atlas.regions[write.tensor]:
             part = region.map.within(begin, length)
@@ -143,12 +168,6 @@ class _Planner:
             self._shared.note(region, part.dst, moved.view(cast))
             for target, spot in site.places():
                 self._place(target, spot, Correspondence(moved, part.dst), cast)
-
-    def _range(self, write: TensorWrite) -> tuple[int, int]:
-        """First position in the checkpoint tensor that the write is about, and how many."""
-        base = self._atlas.checkpoint.tensors[write.tensor]
-        length = base.numel // (base.shape[0] if write.expert is not None else 1)
-        return (write.expert or 0) * length, length
 
     def _place(self, target: str, spot: Spot, part: Correspondence, values: torch.Tensor) -> None:
         if spot.is_identity:

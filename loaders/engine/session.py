@@ -70,7 +70,7 @@ class Session:
         self._digests = Digests(self.atlas, workshop, self._touched)
         self._failpoints = Failpoints(rank)
         self._hands = Hands()
-        self._room = Room.of(vllm_config.parallel_config)
+        self._room = Room()
         self._prepared: dict[str, Prepared] = {}
         self._past = Past(self._site_of)
         self._applied: Applied | None = None
@@ -88,10 +88,11 @@ class Session:
         if request.base_version != self.version:
             raise ProblemError(Code.VERSION_MOVED, f"rank {self.rank} is at version {self.version}")
         started = time.perf_counter()
+        ready = self._ready(request)
         made = self._restore(request.restore) if request.restore is not None else self._plan(request)
         require_equal(self.atlas, made.sites, made.moves)
         validated = time.perf_counter()
-        spares = self._spares(request, made, main)
+        spares = self._spares(made, main) if ready is None else ready
         moves = [*made.moves, *(move for spare in spares for move in spare.tensors)]
         prepared = Prepared(
             request.key,
@@ -110,17 +111,21 @@ class Session:
         self._prepared[request.key] = prepared
         return self._report(request.nonce, prepared, validate_ms=1e3 * (validated - started))
 
+    def _ready(self, request: PrepareRequest) -> Sequence[Spare] | None:
+        """What the last change has replaced, if just that is taken back; else it makes room for others."""
+        ready = None
+        if request.restore is not None:
+            ready = self._past.spares(request.base_version, request.restore)
+        if ready is None:
+            self._past.make_room()
+        return ready
+
     def _plan(self, request: PrepareRequest) -> Plan:
         self._room.require(values_nbytes(self.atlas, request.uploads), "What was uploaded")
         return plan(self.atlas, request.uploads)
 
-    def _spares(self, request: PrepareRequest, made: Plan, main: MainThread) -> Sequence[Spare]:
+    def _spares(self, made: Plan, main: MainThread) -> Sequence[Spare]:
         """What is made from the touched parameters, as it will be."""
-        if request.restore is not None:
-            ready = self._past.spares(request.base_version, request.restore)
-            if ready is not None:
-                return ready
-        self._past.make_room()
         sites = list(made.sites.values())
         self._room.require(self._rebuilder.spare_nbytes(sites), "What is made anew")
         self._rebuilder.ensure_shards(sites, main)

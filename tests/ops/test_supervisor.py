@@ -84,12 +84,13 @@ def test_names_are_vllms_to_look_up(model: str) -> None:
     assert _value(_command(model=model).argv, "--model") == model
 
 
-def test_a_folder_without_a_config_is_refused(tmp_path: Path) -> None:
-    """No checkpoint, unless its config is said to be elsewhere."""
+@pytest.mark.parametrize("config", ["config.json", "params.json"])
+def test_a_folder_without_a_config_is_refused(tmp_path: Path, config: str) -> None:
+    """No checkpoint, unless its config is said to be elsewhere; vLLM reads two kinds."""
     with pytest.raises(EngineStartError, match=r"has no config\.json"):
         _command(model=str(tmp_path))
     _command("--hf-config-path=elsewhere", model=str(tmp_path))
-    (tmp_path / "config.json").touch()
+    (tmp_path / config).touch()
     _command(model=str(tmp_path))
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
@@ -110,6 +111,42 @@ def test_another_change_takes_the_room(life: Life) -> None:
     assert life.session.state().prepared_nbytes == 0
     life.rollback(0)
     assert alike(life.look(), base) and life.made == 3
+
+
+def test_what_is_forgotten_is_not_held(life: Life) -> None:
+    """What a change has replaced leads nowhere without its undo; that of another version is not touched."""
+    life.commit(3.0)
+    life.session.forget((0, 2))
+    assert life.session.state().prepared_nbytes > 0
+    life.session.forget((1,))
+    state = life.session.state()
+    assert state.prepared_nbytes == 0 and state.undo == {}
+
+
+@pytest.mark.parametrize("replay", [True, False])
+def test_a_change_without_undo_that_wrote_nothing_is_undone(life: Life, replay: bool) -> None:
+    """Another rank failed: the version is the old one again, though there was nothing to go back with."""
+    life.commit(3.0)
+    there = life.look()
+    body = Body(life.folder / "body")
+    upload = body.staged().model_copy(update={"writes": ()})
+    prepare(life.session, life.folder, 0.0, uploads=(upload,), replay=replay)
+    apply(life.session, 2)
+    life.session.forget((2,))
+    life.session.undo("k")
+    assert life.session.version == 1 and alike(life.look(), there)
+
+
+def test_what_was_replaced_makes_room_first(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is no reason to refuse values that fit once it is gone."""
+    life.commit(3.0)
+
+    def memory() -> Any:
+        return SimpleNamespace(available=15 if life.session.state().prepared_nbytes else 1000)
+
+    monkeypatch.setattr(psutil, "virtual_memory", memory)
+    life.commit(4.0)
+    assert life.session.version == 2
 
 
 def test_a_rollback_that_is_undone_can_be_made_again(life: Life) -> None:

@@ -24,36 +24,35 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
     return memory
 
 
-def group(folder: Path, limit: str, current: int = 700, **stat: int) -> Path:
+def group(folder: Path, limit: str) -> Path:
     """A container's own files."""
     (folder / "memory.max").write_text(limit)
-    (folder / "memory.current").write_text(f"{current}\n")
-    lines = {"anon": 1, "inactive_file": 100, "active_file": 50, **stat}
+    (folder / "memory.current").write_text("700\n")
+    lines = {"anon": 1, "inactive_file": 100, "active_file": 50, "slab_reclaimable": 30}
     (folder / "memory.stat").write_text("".join(f"{name} {value}\n" for name, value in lines.items()))
     return folder
 
 
 def test_the_tighter_of_machine_and_container_counts(tmp_path: Path) -> None:
-    """Files that are cached count as free; no limit, or files of another form, leave the machine's."""
+    """Caches of files count as free; no limit, or files of another form, leave the machine's."""
     from loaders.engine.room import Room
 
-    assert Room(1, tmp_path / "none").available == 1000
-    assert Room(1, group(tmp_path, "max\n")).available == 1000
-    assert Room(1, group(tmp_path, "900\n")).available == 900 - 700 + 150
-    assert Room(1, group(tmp_path, "9000\n")).available == 1000
+    assert Room(tmp_path / "none").available == 1000
+    assert Room(group(tmp_path, "max\n")).available == 1000
+    assert Room(group(tmp_path, "900\n")).available == 900 - 700 + 100 + 50 + 30
+    assert Room(group(tmp_path, "400\n")).available == 0
+    assert Room(group(tmp_path, "9000\n")).available == 1000
     (tmp_path / "memory.stat").write_text("nothing that is known\n")
-    assert Room(1, tmp_path).available == 1000
+    assert Room(tmp_path).available == 1000
 
 
-def test_ranks_of_a_machine_share_it() -> None:
-    """All of them prepare at once: of tensor, pipeline and data parallel engines."""
+def test_all_that_is_left_can_be_taken() -> None:
+    """Another rank may have taken its part already, or need none: it is not kept for it."""
     from loaders.engine.room import Room
 
-    parallel: Any = SimpleNamespace(local_world_size=4, data_parallel_size_local=2)
-    room = Room.of(parallel)
-    room.require(125, "This")
-    with pytest.raises(ProblemError, match="This takes 126 bytes at least; 125 are available") as refused:
-        room.require(126, "This")
+    Room().require(1000, "This")
+    with pytest.raises(ProblemError, match="This takes 1001 bytes at least; 1000 are available") as refused:
+        Room().require(1001, "This")
     assert refused.value.code is Code.ENGINE_MEMORY
 
 

@@ -59,7 +59,7 @@ def make(hand: Any, rank: int = 0, rebuilder: Any = None) -> Any:
     session._digests = Digests(session.atlas, None, session._touched)  # type: ignore[arg-type]
     session._failpoints = Failpoints(rank)
     session._hands = Hands()
-    session._room = Room(1)
+    session._room = Room()
     session._past = Past(session._site_of)
     session._prepared, session._applied = {}, None
     session._reading = threading.Lock()
