@@ -31,11 +31,12 @@ class Past:
 
     def add(self, version: int, applied: Applied) -> None:
         """Keep what leads back from `version`, which `applied` has made."""
-        self._undo[version] = compacted([move for move in applied.undo() if move.target in self._parameters])
         prepared = applied.prepared
         # Of each move its own: what is derived may stand where a parameter of its name stood.
         old = dict(zip(map(id, prepared.moves), prepared.undo or (), strict=True))
-        self._replaced = _Replaced(version, tuple(spare.back(old) for spare in prepared.spares))
+        spares = tuple(spare.back(old) for spare in prepared.spares)
+        self._undo[version] = compacted([move for move in applied.undo() if move.target in self._parameters])
+        self._replaced = _Replaced(version, spares)
 
     def take_back(self, version: int) -> None:
         """`version` has never been."""

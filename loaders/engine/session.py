@@ -192,11 +192,11 @@ class Session:
             try:
                 with torch.no_grad():
                     applied.apply(self._failpoints)
+                if prepared.undo is not None:
+                    self._past.add(request.version, applied)
             except Exception:
                 self._revert(applied)
                 raise
-            if prepared.undo is not None:
-                self._past.add(request.version, applied)
             self.version = request.version
             self._applied = applied
         return self._report(request.nonce, prepared, apply_ms=1e3 * (time.perf_counter() - started))

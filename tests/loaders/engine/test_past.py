@@ -72,6 +72,10 @@ def life(rank: Rank, tmp_path: Path) -> Life:
     return Life(rank, tmp_path)
 
 
+def full(*_: Any) -> None:
+    raise MemoryError
+
+
 def alike(one: Any, other: Any) -> bool:
     return same(one[0], other[0]) and torch.equal(one[1], other[1])
 
@@ -121,6 +125,19 @@ def test_what_is_forgotten_is_not_held(life: Life) -> None:
     life.session.forget((1,))
     state = life.session.state()
     assert state.prepared_nbytes == 0 and state.undo == {}
+
+
+def test_a_change_that_cannot_be_kept_is_not_made(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If what leads back could not be kept, what was written is put back, and the version is the old one."""
+    base = life.look()
+    life.prepare(3.0)
+    with monkeypatch.context() as patched, pytest.raises(MemoryError):
+        patched.setattr("loaders.engine.rebuild.Spare.back", full)
+        apply(life.session, 1)
+    state = life.session.state()
+    assert (state.version, state.undo, state.prepared) == (0, {}, ("k",)) and alike(life.look(), base)
+    life.done()
+    assert not alike(life.look(), base)
 
 
 @pytest.mark.parametrize("replay", [True, False])

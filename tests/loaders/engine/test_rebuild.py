@@ -178,7 +178,6 @@ def test_a_rebuilt_layer_equals_a_fresh_one_and_comes_back(
 
 def test_a_parameter_that_is_moved_beside_one_that_is_rebuilt(made: Layers, tmp_path: Path) -> None:
     """It has a shard, for the rebuilds to come; that is made when it is first read or changed."""
-
     rank = Rank(made, lambda: beside(made), tmp_path, other=True)
     treatments = {tensor.name: tensor.treatment for tensor in rank.atlas.catalogue}
     assert treatments == {NAME: Treatment.REBUILT, OTHER: Treatment.DIRECT}
