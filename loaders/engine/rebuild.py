@@ -84,20 +84,22 @@ class Rebuilder:
 
         Raises BaseChanged, or ValueError if a shard cannot be had.
         """
-        names = dict.fromkeys(name for site in touched for name in site.rebuilds)
         by_target: dict[str, list[Move]] = {}
         for move in moves:
             by_target.setdefault(move.target, []).append(move)
-        return [self._spare(self._atlas.closures[name], by_target, main) for name in names]
+        return [self._spare(closure, by_target, main) for closure in self._fed_by(touched)]
 
     def spare_nbytes(self, touched: list[Site]) -> int:
         """Bytes that the spares of the closures that the sites feed take, about: as many as what is live."""
-        closures = [
-            self._atlas.closures[name] for name in {name for site in touched for name in site.rebuilds}
-        ]
+        closures = self._fed_by(touched)
         derived = (one.state.tensors[path] for one in closures for path in one.kind.derived)
         packed = sum(_packed_nbytes(one, one.state.handles) for one in closures)
         return packed + sum(tensor.numel() * tensor.element_size() for tensor in derived)
+
+    def _fed_by(self, touched: list[Site]) -> list[Closure]:
+        """Closures that are made anew with the touched sites, each once."""
+        names = dict.fromkeys(name for site in touched for name in site.rebuilds)
+        return [self._atlas.closures[name] for name in names]
 
     def ensure_shards(self, touched: list[Site], main: MainThread) -> None:
         """Build the shards of all closures that the sites feed, checked against the live handles.
